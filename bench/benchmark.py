@@ -16,7 +16,7 @@ from ..core.progress import Progress, silent
 from ..engines import gpu as gpus
 from ..errors import EngineUnavailable
 from ..model.sessions.session import usable_cores
-from ..model.sources.archives import trusting
+from ..model.sources.archives import trust_files
 from ..spec.decode import spec_from_call
 from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
@@ -25,7 +25,7 @@ from ..spec.words import CUDA_GRAPH
 from .measure import side_figures
 from .measure.artifacts import forms_of, shared_io, timing_feeds
 from .measure.recorder import Recorder
-from .measure.rounds import Decided, TimingSeries, measure
+from .measure.rounds import StopRule, TimingSeries, measure
 from .measure.runnables import WorkerPool, choose_runnables, row_of
 from .metrics import accuracy
 from .results.environment import Effort, environment, find_nvml, noise, state
@@ -48,7 +48,7 @@ def benchmark(
     command: Sequence[str] = (),
     recipe: str | None = None,
     unbuilt: Sequence[Row] = (),
-    decided: Decided | None = None,
+    decided: StopRule | None = None,
     compare_made: bool = False,
     progress: Progress = silent,
     **options: Unpack[BenchKeywords],
@@ -89,7 +89,7 @@ def benchmark(
     gpu = next((number for number in numbers if number is not None), 0)
     runnables, base = choose_runnables(artifacts, spec, numbers)
     threads = spec.threads or usable_cores()
-    with trusting(spec.trust):
+    with trust_files(spec.trust):
         io = shared_io(runnables, spec.inputs)
     feeds = timing_feeds(io, spec.data, runnables=runnables, batch_size=spec.batch_size)
     sweep_feeds = {
@@ -124,13 +124,13 @@ def benchmark(
                     spec.candidates,
                 )  # fmt: skip
             elif compare_made and recorder.is_measured(base):
-                accuracy.measure_made_difference(workers, recorder, feeds, forms_of(runnables))
+                accuracy.measure_random_input_difference(workers, recorder, feeds, forms_of(runnables))
             if decided is None:  # a caller with a stop rule needs no further figures
                 side_figures.measure_gpu_latencies(workers, recorder)
                 side_figures.measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             side_figures.sweep_batches(workers, recorder, sweep_feeds, folder, progress)
             concurrency = {"clients": spec.clients, "streams": spec.streams}
-            side_figures.sweep_at_once(workers, recorder, concurrency, samples_in(feeds), progress)
+            side_figures.sweep_concurrency(workers, recorder, concurrency, samples_in(feeds), progress)
             if spec.layer_times:
                 side_figures.measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
@@ -186,7 +186,7 @@ def _measure(
     options: BenchOptions,
     *,
     launch_s: float,
-    decided: Decided | None,
+    decided: StopRule | None,
     progress: Progress,
 ) -> dict[str, Any]:
     """Run the rounds. Return the machine state before and after them, and the noise between."""

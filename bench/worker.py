@@ -202,9 +202,9 @@ class WorkerSession:
         if mode != "eager" and not cuda_graph:
             from ..engines.gpu import parse_device
             from ..engines.pytorch import PyTorch
-            from ..model.sources.archives import trusting
+            from ..model.sources.archives import trust_files
 
-            with trusting():  # `describe` has checked that the user trusts it
+            with trust_files():  # `describe` has checked that the user trusts it
                 return PyTorch().open_in_mode(
                     request["artifact"], mode, threads=threads, io=io, device=parse_device(device or "cpu")
                 )

@@ -18,7 +18,7 @@ from ..engines.registry import engine as find_engine
 from ..engines.tensorrt.adapter import MODULES, load_adapter
 from ..errors import ArtifactError, IntentNotReached, InvalidOption, QCompileError
 from ..model.graph.onnx_file import read_graph
-from ..model.sources.archives import trusting
+from ..model.sources.archives import trust_files
 from ..spec.artifacts import BuildSpec, ReproduceSpec
 from ..spec.decode import parse_spec, spec_from_call
 from ..spec.option import fields_of
@@ -87,7 +87,7 @@ def build_with_fallback(
     warnings: list[str] = []
     for _ in range(_MOST_WRONG + 1):
         try:
-            with trusting(checked.trust), ExitStack() as stack:
+            with trust_files(checked.trust), ExitStack() as stack:
                 graph = lowered or stack.enter_context(_lowered(runtime, model, checked, progress))
                 lowered = None
                 graph = replace(graph, warnings=[*graph.warnings, *warnings])
@@ -134,7 +134,7 @@ def plan(
     """Prepare, parse and check everything that `build` would, and return what would be built."""
     checked = _for_here(spec_from_call(BuildSpec, spec, options))
     runtime = find_engine(checked.target)
-    with trusting(checked.trust), _lowered(runtime, model, checked, progress) as lowered:
+    with trust_files(checked.trust), _lowered(runtime, model, checked, progress) as lowered:
         request = request_for(runtime, model, checked, lowered, Path("dry-run"), progress)
         planned = runtime.plan(request)
         passes = {"passes": dict(lowered.passes)}
@@ -167,7 +167,7 @@ def reproduce(
 
     checked = _for_here(spec_from_call(ReproduceSpec, spec, options))
     runtime = find_engine(checked.target)
-    with trusting(checked.trust), _lowered(runtime, model, checked, progress) as lowered:
+    with trust_files(checked.trust), _lowered(runtime, model, checked, progress) as lowered:
         request = request_for(runtime, model, checked, lowered, Path(output), progress)
         return make_reproducer(runtime, request, Path(output), checked.max_time_s)
 

@@ -25,8 +25,8 @@ from ..compiler.opset.tensorrt_forms import STANDARD_FORMS, find_trt_operators
 from ..core.artifact import (
     QUANTIZE_AGAIN,
     Manifest,
-    carried_isa,
     commit,
+    isa_option,
     read_manifest,
     require_exact,
 )
@@ -213,10 +213,10 @@ class _Lowering:
         path = self.source.path
         if self.needed == "int8":
             require_exact(path, self.source_manifest, on=self.spec.isa, hint=QUANTIZE_AGAIN)
-        from ..compiler.quantize.half.precision import with_half_rest
+        from ..compiler.quantize.half.precision import convert_float_layers
 
         half = self.capabilities.in_graph.get(self.spec.floats, "fp32") if self.static else "fp32"
-        passes = [Pass(f"float parts in {half}", lambda graph: with_half_rest(graph, half))]
+        passes = [Pass(f"float parts in {half}", lambda graph: convert_float_layers(graph, half))]
         source = self.source  # its file stays what it is until an edit
         copy = Graph(copy_model(source.model), path, is_file=source.is_file, beside=source.beside)
         return self.fit(copy, passes if half in HALVES else [])
@@ -287,7 +287,7 @@ class _Lowering:
         nothing to build: the graph stays, and the proof says so. The data waits for the last plan.
         """
         from ..engines.base import BuildRequest
-        from ..engines.build import missed_or_refused
+        from ..engines.build import layers_to_leave_in_float
 
         spec, source = self.spec, str(self.source.path)
         spread = spread_samples(spec.data, self.source.io.inputs, 1)
@@ -300,7 +300,7 @@ class _Lowering:
                 source, graph.path, spec, source, samples=spread.batches if spread else (),
                 progress=self.progress, graph=graph,
             )  # fmt: skip
-            missed = missed_or_refused(self.engine, request, self.source, planned, left, self._typed)
+            missed = layers_to_leave_in_float(self.engine, request, self.source, planned, left, self._typed)
             if not missed or len(left) + len(missed) >= len(planned):
                 break
             left |= missed
@@ -378,7 +378,7 @@ class _Lowering:
             target=self.spec.target,
             precision=self.needed,
             sources={"model": self.digest},
-            options=carried_isa(self.source_manifest),
+            options=isa_option(self.source_manifest),
         )
         assert lowered.graph is not None, "it was written"
         options = {**manifest.options, RECORD: lowered.as_json()}

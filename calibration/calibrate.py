@@ -131,9 +131,9 @@ def _submit_units(
         progress(f"continue after {workers.samples} samples", workers.samples, total)
     try:
         # Where the data allows it, units of other shards and units before `start` are not decoded.
-        units: Iterator[tuple[int, Batch]] = enumerate(one_by_one(data, workers.run))
+        units: Iterator[tuple[int, Batch]] = enumerate(split_samples(data, workers.run))
         if shard.shards > 1 or start:
-            units = numbered_units(data, workers.run, lambda unit: unit >= start and shard.holds(unit))
+            units = select_units(data, workers.run, lambda unit: unit >= start and shard.holds(unit))
         for unit, batch in units:
             workers.submit(batch)
             progress("calibrate", workers.samples, total)
@@ -149,14 +149,14 @@ Run = Callable[[Batch], Sequence[NDArray[Any]]]
 """Runs one batch and returns the observed tensors, in a fixed order; raises DataError or ModelError."""
 
 
-def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch]:
+def split_samples(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch]:
     """Yield single samples; batches stay whole, even beyond `limit`, where splitting changes the tensors."""
     separable: bool | None = None
     samples = 0
     for batch in data:
         parts = iter([batch])
         if not data.is_fixed and batch.can_be_split():
-            separable = gives_the_same_one_by_one(batch, run) if separable is None else separable
+            separable = is_separable(batch, run) if separable is None else separable
             parts = batch.split() if separable else parts
         for part in parts:
             yield part
@@ -165,19 +165,19 @@ def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch
                 return
 
 
-def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterator[tuple[int, Batch]]:
-    """Yield (number, unit) for the units of `one_by_one` that `holds` selects; numbers begin at 0.
+def select_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterator[tuple[int, Batch]]:
+    """Yield (number, unit) for the units of `split_samples` that `holds` selects; numbers begin at 0.
 
     If shapes are known, a batch without a selected unit is not decoded. The first batch that can be split is
     the exception: it decides, for every shard alike, whether batches are split.
     """
     extents = data.extents()
     if extents is None:
-        yield from ((unit, batch) for unit, batch in enumerate(one_by_one(data, run)) if holds(unit))
+        yield from ((unit, batch) for unit, batch in enumerate(split_samples(data, run)) if holds(unit))
         return
     first = next((number for number, extent in enumerate(extents) if extent > 1), None)
     batch = None if data.is_fixed or first is None else next(data.at(first.__eq__))
-    if batch is None or not (batch.can_be_split() and gives_the_same_one_by_one(batch, run)):
+    if batch is None or not (batch.can_be_split() and is_separable(batch, run)):
         extents = [1] * len(extents)
     starts = list(itertools.accumulate(extents, initial=0))
 
@@ -190,7 +190,7 @@ def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterat
         yield from (pair for pair in zip(units(number), parts, strict=True) if holds(pair[0]))
 
 
-def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:
+def is_separable(batch: Batch, run: Run) -> bool:
     """Return whether two samples give equal tensors alone and together (random: real ones may be equal)."""
     generator = np.random.default_rng(0)
     feeds = {

@@ -178,7 +178,7 @@ def _merge_bins(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
 CHUNK = 2048
 """Values binned at a time: they and their bins fit in the first-level cache."""
 CACHE_LINE = 16  # float32 values
-LANES = 16
+ZERO_SLOTS = 16
 """Slots that share the counts of zero: with one slot, every zero in a run would wait for the previous one."""
 
 
@@ -214,7 +214,7 @@ def _count_chunks(
             index = np.int32(np.floor(scaled)) + np.int32(BINS)
             if first < np.float32(1) and value < np.float32(0) and scaled == np.float32(0):
                 index = np.int32(BINS - 1)  # a negative value underflowed to -0.0
-            slot = np.int32(2 * BINS) + np.int32(i & (LANES - 1))
+            slot = np.int32(2 * BINS) + np.int32(i & (ZERO_SLOTS - 1))
             bins[i] = np.uint16(slot if value == np.float32(0) else index)
         if max_bits >= limit or negative >= limit:
             counted = start
@@ -225,7 +225,7 @@ def _count_chunks(
             max_bits = np.int32(max(max_bits, bits[i]))
         for i in range(size):
             table[bins[i]] += np.uint32(1)
-    for slot in range(2 * BINS, 2 * BINS + LANES):
+    for slot in range(2 * BINS, 2 * BINS + ZERO_SLOTS):
         table[BINS] += table[slot]
         table[slot] = np.uint32(0)
     for i in range(2 * BINS):
@@ -265,7 +265,7 @@ def make_count() -> Count:
         compiled = _compile_loop()
     except ImportError:
         return count_by_numpy
-    bins, table = np.empty(CHUNK, np.uint16), np.zeros(2 * BINS + LANES, np.uint32)
+    bins, table = np.empty(CHUNK, np.uint16), np.zeros(2 * BINS + ZERO_SLOTS, np.uint32)
 
     def count(values: NDArray[Any], exponent: int, counts: NDArray[np.int64]) -> tuple[int, float, float]:
         if values.dtype != np.float32:

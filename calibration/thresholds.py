@@ -39,7 +39,7 @@ _COARSE_STEP = 64  # step between the candidates of a first pass
 np.empty(2 << 20)
 
 
-def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, float]:
+def threshold_error(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, float]:
     """Return a threshold's SQNR in decibels (infinite without error) and clipped share, exact to one bin."""
     width = histogram.width
     power = float((histogram.counts * _CENTRES * _CENTRES).sum())

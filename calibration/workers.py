@@ -28,7 +28,7 @@ from ..core.files import temporary_folder
 from ..core.memory import address_space_limit
 from ..data.readers import Batch
 from ..errors import CalibrationError, DataError
-from ..model.graph.graph import attribute, captured_names, holds_half, producers
+from ..model.graph.graph import attribute, captured_names, has_float16, producers
 from ..model.graph.graph_edits import refill
 from ..model.graph.onnx_file import Graph, read_graph
 from ..model.sessions.refusals import failed_sample
@@ -85,7 +85,7 @@ def open_observer(model: Graph, taps: Taps, threads: int, *, few: bool = False) 
     graph_outputs = list(returned.values())
     convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
     # The layout level crashes the process on some float16 graphs: see `session_options`.
-    layouts = not (few or holds_half(model.model))
+    layouts = not (few or has_float16(model.model))
     options = session_options(threads, layouts=layouts)
     with temporary_folder("calibrate", model.path) as folder:
         if convolves and layouts:

@@ -19,12 +19,12 @@ from ..spec.models import (
     ShowRangesCommand,
     SimplifyCommand,
 )
-from .session import RoadGroup, Session
+from .session import OrderedGroup, Session
 from .tables import (
     add_row,
     bytes_text,
+    first_lines,
     left_in_float_lines,
-    listed,
     make_table,
     present_artifact,
     profile_lines,
@@ -198,7 +198,7 @@ def _computing_lines(proof: Mapping[str, Any], precision: str) -> list[str]:
     lines = [f"proof: {counts} layers that compute are {precision}{share}{_unreported(proof)}"]
     floats = sorted(facts["in_float"].items(), key=lambda layer: -layer[1]["share"])
     texts = [f"in float: {name} ({layer['share']:.1%}: {layer['reason']})" for name, layer in floats]
-    return lines + listed(texts, "in float", "the manifest")
+    return lines + first_lines(texts, "in float", "the manifest")
 
 
 def _unreported(proof: Mapping[str, object]) -> str:
@@ -249,7 +249,7 @@ def refit(session: Session, options: RefitCommand) -> None:
     present_artifact(session, artifact, f"weights of {options.model}")
 
 
-@click.group(cls=RoadGroup)
+@click.group(cls=OrderedGroup)
 def ranges() -> None:
     """Work with the ranges files that `qcompile calibrate` writes."""
 

@@ -11,7 +11,7 @@ import click
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
 from ..spec.tensors import ModelIO
 from . import tables
-from .session import RoadGroup, Session
+from .session import OrderedGroup, Session
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _show_extras(session: Session, diagnosis: Diagnosis) -> None:
         session.say(f"  fix: {session.spelled(state.fix)}")
 
 
-@click.group(cls=RoadGroup)
+@click.group(cls=OrderedGroup)
 def package() -> None:
     """Package an artifact for the software that serves it."""
 

@@ -19,7 +19,7 @@ from .tables import DASH, add_row, bytes_text, make_table, present_results
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..pipeline.cluster.resources import Facts
+    from ..pipeline.cluster.resources import WorkerFacts
     from ..pipeline.plan import Plan
     from ..pipeline.run import RunReport, StageListener
     from ..pipeline.stages.stage import Executor
@@ -84,10 +84,10 @@ def run(session: Session, options: recipes.RunCommand) -> int:
     from ..pipeline.plan import plan
     from ..pipeline.run import run as run_recipe
 
-    return carry_out(session, options, options.recipe, run_recipe, plan)
+    return run_or_plan(session, options, options.recipe, run_recipe, plan)
 
 
-def carry_out(
+def run_or_plan(
     session: Session,
     options: recipes.RunOptions,
     path: Path,
@@ -216,7 +216,7 @@ def sweep(session: Session, options: recipes.SweepCommand) -> int:
     from ..pipeline.sweep import plan_sweep
     from ..pipeline.sweep import sweep as sweep_recipe
 
-    return carry_out(session, options, options.recipe, sweep_recipe, plan_sweep)
+    return run_or_plan(session, options, options.recipe, sweep_recipe, plan_sweep)
 
 
 @verb(
@@ -232,7 +232,7 @@ def worker(session: Session, options: recipes.WorkerCommand) -> None:
 
     addresses: list[str] = []
 
-    def announced(facts: Facts) -> None:
+    def announced(facts: WorkerFacts) -> None:
         addresses.append(facts.address)
         if len(addresses) > 1:
             session.note(f"joined again, at {facts.address}")

@@ -33,7 +33,7 @@ def encodes_all(stream: object) -> bool:
     return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
-class RoadGroup(click.Group):
+class OrderedGroup(click.Group):
     """Lists its commands in the order of their definition instead of the alphabet."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -191,7 +191,7 @@ UNTRUSTED = ("untrusted", "memory_limit_gb", "time_limit_s")
 """Options of commands that read files, in addition to those of their specs."""
 
 
-def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
+def run_untrusted_child(options: dict[str, Any], *, as_json: bool) -> int | None:
     """Run the typed command in a separate process if `--untrusted` was typed.
 
     Remove its options from `options`. Return the exit code, or None if this process is to run the command.

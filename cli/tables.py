@@ -108,7 +108,7 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
     return [combined.get(column.key, getattr(text, column.key)) for column in columns]
 
 
-def reasons(results: Results) -> list[str]:
+def unmeasured_lines(results: Results) -> list[str]:
     names_by_reason: dict[str, list[str]] = {}
     for row in results.rows:
         if row.status != "measured":
@@ -245,10 +245,10 @@ def left_in_float_lines(proof: Mapping[str, Any], place: str) -> list[str]:
     """Return lines for the first ten layers that stayed in floating point, and the place of the full list."""
     layers = proof.get("left_in_float", {})
     lines = [f"left in float: {name} ({reason})" for name, reason in layers.items()]
-    return listed(lines, "left in float", place)
+    return first_lines(lines, "left in float", place)
 
 
-def listed(lines: list[str], subject: str, place: str) -> list[str]:
+def first_lines(lines: list[str], subject: str, place: str) -> list[str]:
     """Return the first ten lines, and one with the number and the place of the others."""
     more = f"{subject}: {len(lines) - _LISTED} more, see {place}"
     return lines[:_LISTED] + ([more] if len(lines) > _LISTED else [])
@@ -265,7 +265,7 @@ def present_results(session: Session, results: Results) -> None:
         for table in (gpu_table(results), *curves, *layer_tables(results)):
             if table is not None:
                 session.table(table)
-    for line in reasons(results):
+    for line in unmeasured_lines(results):
         session.note(line)
     if results.settings.get("metric_note"):
         session.note(f"accuracy is {results.settings['metric_note']}")

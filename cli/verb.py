@@ -25,7 +25,7 @@ from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import COMMA, Option, options_of
 from ..spec.recipes import RunCommand, SweepCommand
 from ..spec.words import AUTO, METHOD, METHODS, METRIC, METRICS, TARGETS
-from .session import UNTRUSTED, Session, examples, session_options, watched
+from .session import UNTRUSTED, Session, examples, run_untrusted_child, session_options
 
 _WORDS = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
 
@@ -90,21 +90,21 @@ def verb(
             if verbose and quiet:
                 raise click.UsageError("-v and -q exclude each other")
             try:
-                code = watched(typed, as_json=as_json)
+                code = run_untrusted_child(typed, as_json=as_json)
             except QCompileError as error:
-                respell(error, spec)
+                spell_options_in(error, spec)
                 raise
             if code is not None:
                 return code
             session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
-            session.spelled = functools.partial(spelled, spec=spec)
+            session.spelled = functools.partial(spell_options, spec=spec)
             with session.working():
                 try:
                     options = read(spec, typed)
                     return function(session, options)
                 except Exception as error:
                     if isinstance(error, QCompileError):
-                        respell(error, spec)
+                        spell_options_in(error, spec)
                     shortage = out_of_memory(error, session.step)
                     if shortage is None or shortage is error:
                         raise
@@ -188,7 +188,7 @@ def read(spec: type[Spec], typed: Mapping[str, Any]) -> Spec:
     return decode(spec, values, strict=False)
 
 
-def spelled(text: str, spec: type) -> str:
+def spell_options(text: str, spec: type) -> str:
     """Replace option names between backticks by their spelling; for recipes, keys are spelled as fields."""
     kinds = () if spec in (RunCommand, SweepCommand) else _NEXT_STEPS
     flags = {name: f"--{name.replace('_', '-')}" for name in UNTRUSTED}
@@ -199,9 +199,9 @@ def spelled(text: str, spec: type) -> str:
     return re.sub(r"`([\w.]+)((?:\[\d+\])*)`", lambda match: flags.get(match[1], match[0]), text)
 
 
-def respell(error: QCompileError, spec: type) -> None:
+def spell_options_in(error: QCompileError, spec: type) -> None:
     """Replace the option names in an error by their spelling on the command line."""
-    error.message, error.hint = spelled(error.message, spec), spelled(error.hint, spec)
+    error.message, error.hint = spell_options(error.message, spec), spell_options(error.hint, spec)
     error.args = (error.message,)
     if "option" in error.data:
-        error.data = {**error.data, "option": spelled(f"`{error.data['option']}`", spec).strip("`")}
+        error.data = {**error.data, "option": spell_options(f"`{error.data['option']}`", spec).strip("`")}

@@ -137,7 +137,7 @@ class IO:
     outputs: list[Tensor]
 
 
-class Read(TypedDict):
+class ManifestTypes(TypedDict):
     """Types of the manifest's parts, for validation."""
 
     schema_version: int
@@ -228,7 +228,7 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         manifest = msgspec.convert(value, Manifest)
         if missing := [field.name for field in dataclasses.fields(Manifest) if field.name not in value]:
             raise ValueError(f"Object missing required field `{missing[0]}`")
-        msgspec.convert(value, Read)
+        msgspec.convert(value, ManifestTypes)
         return replace(manifest, checks=tuple(manifest.checks), warnings=tuple(manifest.warnings))
     except ValueError as error:  # includes msgspec's errors
         raise ArtifactError(
@@ -293,18 +293,18 @@ def checked_input(path: Path, *, what: str = "file") -> Path:
         return path
     manifest = read_manifest(path)
     if manifest is not None:
-        _require_digest(path, manifest, known_digest([path, *side_files(path)]))
+        _require_digest(path, manifest, cached_digest([path, *side_files(path)]))
     return path
 
 
-def accept(path: Path) -> None:
+def trust_content(path: Path) -> None:
     """Skip the digest check for this content of a file, which the user trusts; changed content is checked."""
     if path.is_file():
         _accepted.add(_version_of([path, *side_files(path)]))
 
 
 @contextmanager
-def accepting(path: Path) -> Iterator[None]:
+def trusting_content(path: Path) -> Iterator[None]:
     """Skip the digest check of a file inside the block, for callers that inspect it without using it."""
     added = {_version_of([path, *side_files(path)])} - _accepted
     _accepted.update(added)
@@ -324,7 +324,7 @@ def _require_digest(path: Path, manifest: Manifest, digest: str) -> None:
         )
 
 
-def known_digest(paths: Sequence[Path]) -> str:
+def cached_digest(paths: Sequence[Path]) -> str:
     """Return `digest_files(paths)`, cached while sizes and times are unchanged."""
     version = _version_of(paths)
     if version in _digests:
@@ -388,7 +388,7 @@ def int8_isa(manifest: Manifest | None) -> Isa:
     return isa_of(features, arm=str(device.get("architecture")).startswith(("arm", "aarch")))
 
 
-def carried_isa(manifest: Manifest | None) -> dict[str, object]:
+def isa_option(manifest: Manifest | None) -> dict[str, object]:
     """Return the option `isa` that the manifest of a derived file inherits, or an empty dictionary."""
     isa = int8_isa(manifest)
     return {} if isa == "auto" else {"isa": isa}

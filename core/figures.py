@@ -41,7 +41,7 @@ def times(value: float | None, decimals: int = 2) -> str:
     return f"{value:.{decimals}f}×" if value < 100 else f"{value:,.0f}×"
 
 
-def saved(ratio: float | None) -> str:
+def saving(ratio: float | None) -> str:
     """Return the saving at a size ratio: "75.0%" for 4; negative for a ratio below 1."""
     if ratio is None:
         return DASH
@@ -96,7 +96,7 @@ def accuracy_text(value: float | None, unit: str) -> str:
     return f"{value:.2%}" if unit == "points" else figure(value)
 
 
-def words(value: object) -> str:
+def value_text(value: object) -> str:
     """Return a value of a JSON file as one line: `a 1, b 2` for a mapping, `a, b` for a list."""
     if value is None or value == "":
         return DASH
@@ -107,9 +107,9 @@ def words(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {words(item)}" for key, item in value.items()) or DASH
+        return ", ".join(f"{key} {value_text(item)}" for key, item in value.items()) or DASH
     if isinstance(value, list | tuple):
-        return ", ".join(words(item) for item in value) or DASH
+        return ", ".join(value_text(item) for item in value) or DASH
     return str(value)
 
 

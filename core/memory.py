@@ -99,7 +99,7 @@ def _new_error(step: str, problem: str) -> OutOfMemory:
     return OutOfMemory(subject, hint=hint, step=step, address_space_bytes=limit)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return freed memory to the system.
 
     glibc retains memory below blocks in use: a search over BERT-base grew by 650 MB with each candidate.

@@ -82,7 +82,7 @@ def device_for(isa: Isa) -> dict[str, object]:
     return {"processor": "ARM" if arm else "x86", "architecture": architecture, "isa": isa}
 
 
-def why_unchecked(isa: Isa) -> list[str]:
+def foreign_isa_warnings(isa: Isa) -> list[str]:
     """Return warnings on the checks that a build for another instruction set could not make here."""
     if not is_elsewhere(isa):
         return []

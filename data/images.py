@@ -92,7 +92,7 @@ class ImageReader(readers.Reader):
         source, where = self._file(index)
         channels = self._preprocessing.channels
         image = decode(source, "RGB" if channels == 3 else "L", where)
-        array = as_input(image, self._preprocessing)
+        array = to_input_array(image, self._preprocessing)
         array = array.transpose(1, 2, 0) if is_channels_last(self._tensor, channels) else array
         feeds = {self._tensor.name: np.ascontiguousarray(array, self._tensor.dtype)}
         return readers.Sample(feeds, self._label(index, image.size), where)
@@ -362,7 +362,7 @@ def place(image: Image.Image, where: PixelPlacement, interpolation: str, fill: A
     return canvas
 
 
-def as_input(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[np.float32]:
+def to_input_array(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[np.float32]:
     """Return an RGB or grey image as float32 [channels, height, width]."""
     fill: Any = preprocessing.fill if preprocessing.letterbox else 0
     fill = (fill,) * 3 if image.mode == "RGB" else fill

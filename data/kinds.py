@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.files import require_file
-from ..core.files.storage import reading
+from ..core.files.storage import translating_read_errors
 from ..errors import DataError, InvalidOption
 from ..model.sources.load import preprocessing_files
 from ..model.sources.source import parse_source, source_files
@@ -17,7 +17,7 @@ from .arrays import ArraySet
 from .images import AnnotatedImages, ImageFolder, MaskedImages
 from .readers import FORMATS, IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder
 from .rows import RowSet, VocabularySet
-from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling, wrong
+from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling, wrong_spelling
 
 ARRAYS = ("npz", "npy", "arrays", "polygraphy")
 _BY_SUFFIX = {".npz": "npz", ".npy": "npy", ".json": "polygraphy"} | {
@@ -32,7 +32,7 @@ _EXAMINED = 10_000
 def find_kind(spelling: Spelling) -> str:
     """Return the kind of the data at a spelling's path; raise InvalidOption unless one kind matches."""
     path = Path(spelling.path)
-    with reading(path):
+    with translating_read_errors(path):
         is_folder = path.is_dir()
         names = sorted(os.listdir(path)) if is_folder else [path.name]
     if not is_folder:
@@ -80,7 +80,7 @@ def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
     if spelling.kind != "images":
         return (VocabularySet if spelling.kind == "vocabulary" else RowSet)(spelling)
     if all(key in spelling.query for key in FILE_KEYS):
-        raise wrong(spelling.spec, f"{' and '.join(FILE_KEYS)} exclude each other")
+        raise wrong_spelling(spelling.spec, f"{' and '.join(FILE_KEYS)} exclude each other")
     if "masks" in spelling.query:
         return MaskedImages(spelling)
     return AnnotatedImages(spelling) if "annotations" in spelling.query else ImageFolder(spelling)

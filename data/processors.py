@@ -24,8 +24,8 @@ from ..model.graph.source_paths import path_here
 from ..model.sources.preprocessing import AudioPreprocessing, TextPreprocessing
 from ..spec.tensors import TensorInfo
 from .readers import Batch, Reader, Sample, joined, require_package
-from .spelling import Spelling, whole
-from .table import IGNORED, Table, preprocessing_for
+from .spelling import Spelling, parse_whole
+from .table import IGNORED_LABEL, Table, preprocessing_for
 
 _NAMES = "hf:NAME_OR_FOLDER (or FILE.json)"
 _TEXTS_PER_CALL = 1024
@@ -77,8 +77,8 @@ class TextReader(Reader):
         length = query.get("length", str(preprocessing.max_length))
         self.preprocessing = replace(
             preprocessing,
-            max_length=whole(length, "length", spelling.spec, least=1),
-            multiple=whole(multiple, "multiple" if in_words else "bucket", spelling.spec, least=1),
+            max_length=parse_whole(length, "length", spelling.spec, least=1),
+            multiple=parse_whole(multiple, "multiple" if in_words else "bucket", spelling.spec, least=1),
         )
         self._table, self._in_buckets = table, bucket != "false"
         self.tokenizer = load_processor("AutoTokenizer", preprocessing.tokenizer, "tokenizer")
@@ -116,13 +116,13 @@ class TextReader(Reader):
         labels = None
         if isinstance(samples[0].label, list):
             # The first token of each word gets its label; other tokens are ignored.
-            labels = np.full((len(words), len(words[0])), IGNORED, np.int64)
+            labels = np.full((len(words), len(words[0])), IGNORED_LABEL, np.int64)
             for row, (sample, word_of) in enumerate(zip(samples, words, strict=True)):
                 for column, word in enumerate(word_of):
                     if word is not None and word != (word_of[column - 1] if column else None):
                         labels[row, column] = sample.label[word]
         elif samples[0].label is None and self.preprocessing.task == "language-model":
-            labels = np.where(arrays["attention_mask"] == 1, arrays["input_ids"], IGNORED)
+            labels = np.where(arrays["attention_mask"] == 1, arrays["input_ids"], IGNORED_LABEL)
         if "position_ids" in self.preprocessing.inputs:
             arrays["position_ids"] = np.maximum(np.cumsum(arrays["attention_mask"], 1) - 1, 0)
         names, processor = self.preprocessing.inputs, f"tokenizer {self.preprocessing.tokenizer}"

@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.artifact import known_digest
+from ..core.artifact import cached_digest
 from ..core.installation import import_package
 from ..errors import DataError, QCompileError, translated
 from ..model.sessions.session import granted_cores
 from ..model.sources.source import Source
-from ..model.sources.user_code import beside, call, load_function, where_raised
+from ..model.sources.user_code import call, import_context, load_function, where_raised
 from ..spec.tensors import Feeds, TensorInfo, samples_in
-from .spelling import Spelling, wrong
+from .spelling import Spelling, wrong_spelling
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -209,7 +209,7 @@ def digest_texts(texts: Iterable[str]) -> str:
 
 def digest_contents(paths: Sequence[Path]) -> str:
     """Return a digest of the contents of files, read in parallel; unchanged files are read only once."""
-    return digest_texts(in_order(lambda path: known_digest([path]), paths))
+    return digest_texts(in_order(lambda path: cached_digest([path]), paths))
 
 
 def require_package(module: str, package: str, use: str, *, extra: str = "data") -> None:
@@ -233,7 +233,7 @@ def read_function(
     is_unlimited = limit is None and not isinstance(result, Sized)
     for index in itertools.count():
         try:
-            with beside(source):  # next() runs the generator, which may import
+            with import_context(source):  # next() runs the generator, which may import
                 item = next(iterator)
         except StopIteration:
             return
@@ -340,7 +340,7 @@ def split_folder(spelling: Spelling) -> Path:
     spellings = {name: names for names in _SPLITS.values() for name in names}
     if not split:
         if len(present) > 1 and all(name.lower() in spellings for name in present):
-            raise wrong(
+            raise wrong_spelling(
                 spec,
                 f"holds {', '.join(present)}; one of them is required",
                 hint=f"add ?split={present[0]}, or name the folder {root / present[0]}",
@@ -350,4 +350,4 @@ def split_folder(spelling: Spelling) -> Path:
         if name in present:
             return root / name
     shown = ", ".join(present[:8]) or "none"
-    raise wrong(spec, f"split={split}: no folder of this name in {root}; found {shown}")
+    raise wrong_spelling(spec, f"split={split}: no folder of this name in {root}; found {shown}")

@@ -20,7 +20,7 @@ from ..spec.tensors import TensorInfo
 from . import readers
 from .images import ImageReader, image_input
 from .processors import AudioReader, TextReader, load_processor
-from .spelling import Spelling, wrong
+from .spelling import Spelling, wrong_spelling
 from .table import Table, load_rows, undecoded
 
 _SPLIT_OF_FILE = re.compile(r"(train|test|validation|valid|val|dev)\b|(.+?)-\d+-of-\d+")
@@ -118,7 +118,7 @@ class RowSet(readers.SampleSet):
         split, splits = self.spelling.query.get("split", ""), dict[str, list[Path]]()
         if self.root.is_file():
             if split:
-                raise wrong(self.spelling.spec, f"split={split}: a file has no splits")
+                raise wrong_spelling(self.spelling.spec, f"split={split}: a file has no splits")
             return [self.root]
         for file in files:
             match = _SPLIT_OF_FILE.match(file.name)
@@ -134,7 +134,7 @@ class RowSet(readers.SampleSet):
             if split:
                 problem = f"split={split}: no such split; found {present or 'one only'}"
             hint = "" if split else f"add ?split={next(filter(None, splits))}"
-            raise wrong(self.spelling.spec, problem, hint)
+            raise wrong_spelling(self.spelling.spec, problem, hint)
         return split or splits[0]
 
     @property

@@ -57,25 +57,25 @@ def read_query(values: Mapping[str, str], spec: str) -> Query:
     for key, words in (("balanced", ("true", "false")), ("part", PARTS)):
         if (word := values.get(key, words[0])) not in words:
             hint = did_you_mean(word, words, f"{key}=")
-            raise wrong(spec, f"{key}={word}; {' or '.join(words)} is required", hint)
+            raise wrong_spelling(spec, f"{key}={word}; {' or '.join(words)} is required", hint)
     return Query(
-        samples=whole(values["samples"], "samples", spec, least=1) if "samples" in values else None,
-        seed=whole(values.get("seed", "0"), "seed", spec, least=0),
+        samples=parse_whole(values["samples"], "samples", spec, least=1) if "samples" in values else None,
+        seed=parse_whole(values.get("seed", "0"), "seed", spec, least=0),
         balanced=values.get("balanced") != "false",
         part=values.get("part", ""),
     )
 
 
-def wrong(spec: str, problem: str, hint: str = "") -> InvalidOption:
+def wrong_spelling(spec: str, problem: str, hint: str = "") -> InvalidOption:
     """Return the error for a wrong spelling."""
     return InvalidOption(f"data {spec!r}: {problem}", hint=hint)
 
 
-def whole(text: str, key: str, spec: str, *, least: int) -> int:
+def parse_whole(text: str, key: str, spec: str, *, least: int) -> int:
     """Return a whole number; raise InvalidOption if it is malformed or below `least`."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
     if number < least:
-        raise wrong(spec, f"{key}={text}; a whole number of at least {least} is required")
+        raise wrong_spelling(spec, f"{key}={text}; a whole number of at least {least} is required")
     return number
 
 
@@ -106,13 +106,13 @@ class Spelling:
         for key, value in self.query.items():
             if key in keys:
                 if not value:
-                    raise wrong(self.spec, f"{key} has no value", f"write {key}=VALUE")
+                    raise wrong_spelling(self.spec, f"{key} has no value", f"write {key}=VALUE")
                 continue
             if kind == FUNCTION:
-                raise wrong(self.spec, f"a function takes no keys; {key}= was given")
+                raise wrong_spelling(self.spec, f"a function takes no keys; {key}= was given")
             subject = f"data of kind {kind}" if kind else "data"
             hint = "" if key in _ALL_KEYS else did_you_mean(key, keys)
-            raise wrong(
+            raise wrong_spelling(
                 self.spec, f"{key}= is no key of {subject}; {', '.join(keys)} are", hint or _ESCAPED_MARK
             )
         return replace(self, kind=kind)
@@ -165,9 +165,11 @@ def parse_spelling(spec: str) -> Spelling:
     for part in text.split("&") if question else ():
         key, equals, value = part.partition("=")
         if not equals or not key:
-            raise wrong(spec, f"{part!r} after the `?`; key=value is required, joined by `&`", _ESCAPED_MARK)
+            raise wrong_spelling(
+                spec, f"{part!r} after the `?`; key=value is required, joined by `&`", _ESCAPED_MARK
+            )
         if key in query:
-            raise wrong(spec, f"{key}= is given twice")
+            raise wrong_spelling(spec, f"{key}= is given twice")
         query[key] = _unescape(value)
     return Spelling(spec, "", path, query).with_kind(kind)
 
@@ -176,13 +178,13 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
     word, colon, path = head.partition(":")
     if colon and word in KEYS:
         if not path:
-            raise wrong(spec, f"a path is required after {word}:")
+            raise wrong_spelling(spec, f"a path is required after {word}:")
         return word, _unescape(path)
     is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
         hint = did_you_mean(word, KEYS)
         if not is_function or (hint and importlib.util.find_spec(word) is None):
-            raise wrong(
+            raise wrong_spelling(
                 spec,
                 f"unknown kind {word!r}; {', '.join(KEYS)} are known",
                 hint=hint or f"a path that begins like this is written ./{head}",
@@ -190,7 +192,7 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
     if is_function:
         return FUNCTION, head
     if not head:
-        raise wrong(spec, "a path is required")
+        raise wrong_spelling(spec, "a path is required")
     return "", _unescape(head)
 
 

@@ -15,13 +15,13 @@ from ..core.files.temporary import temporary_folder
 from ..errors import DataError, InvalidOption
 from ..model.sources.load import find_preprocessing
 from ..model.sources.named.description import network
-from ..model.sources.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
+from ..model.sources.preprocessing import PRESETS, Preprocessing, match_preprocessing, preprocessing_of
 from ..model.sources.source import did_you_mean
 from ..spec.tensors import TensorInfo
 from .readers import FORMATS, require_package
-from .spelling import Spelling, wrong
+from .spelling import Spelling, wrong_spelling
 
-IGNORED = -100
+IGNORED_LABEL = -100
 """Label of tokens without a label."""
 _MOST_DIGITS = 18  # of an int64
 
@@ -45,10 +45,10 @@ def preprocessing_for(
             option="preprocessing",
         )
     if not isinstance(preprocessing, kind):
-        raise wrong(spelling.spec, f"the model takes {preprocessing.kind}, and these are {what}")
+        raise wrong_spelling(spelling.spec, f"the model takes {preprocessing.kind}, and these are {what}")
     if not key_value:
         return preprocessing
-    fitted = next(iter(fit_preprocessing(preprocessing, inputs).values()))
+    fitted = next(iter(match_preprocessing(preprocessing, inputs).values()))
     assert isinstance(fitted, kind)
     # Classes belong to the model's outputs: preprocessing as for CIFAR does not imply CIFAR's classes.
     named_classes = () if key_value in PRESETS else fitted.classes
@@ -117,7 +117,7 @@ def _label_numbers(
     if names and not any(isinstance(label, str) for label in labels):
         number_of_name, notes = class_numbers(names, classes, what="labels") if classes else ({}, [])
         order = {n: n if notes or not classes else number_of_name[name] for n, name in enumerate(names)}
-        return {IGNORED: IGNORED, -1: -1, **order}, notes
+        return {IGNORED_LABEL: IGNORED_LABEL, -1: -1, **order}, notes
     texts = {label: str(int(label) if isinstance(label, bool) else label).strip() for label in labels}
     if all(
         text.isascii() and text.removeprefix("-").isdigit() and len(text) <= _MOST_DIGITS
@@ -155,7 +155,7 @@ class Table:
         self._named_label = spelling.query.get("label", "")
         for key, name in [*(("column", name) for name in self._named), ("label", self._named_label)]:
             if name and name not in self.columns:
-                raise wrong(
+                raise wrong_spelling(
                     spelling.spec,
                     f"{key}={name}: no such column; found {', '.join(self.columns)}",
                     hint=did_you_mean(name, self.columns, f"{key}="),

@@ -22,7 +22,7 @@ from ..core.installation import install_hint
 from ..core.progress import Progress, silent
 from ..errors import EngineUnavailable, InvalidOption
 from ..model import onnx
-from ..model.graph.graph import WeightsHeld, weighted_nodes
+from ..model.graph.graph import WeightStats, weighted_nodes
 from ..model.graph.graph_rules import GraphRules
 from ..model.graph.onnx_file import Graph, read_graph
 from ..spec.artifacts import BuildSpec
@@ -102,7 +102,7 @@ class BuildRequest:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedLayers:
     """The layers that an artifact should compute in its precision.
 
     `missed` maps layers in another precision to a text that names it; `unreported` maps layers of unknown
@@ -141,7 +141,7 @@ class BuildOutcome:
     warnings: Sequence[str] = ()
     calibration_cache: bytes = b""
     versions: Mapping[str, str] = field(default_factory=dict)
-    layers: Planned | None = None
+    layers: PlannedLayers | None = None
     failure: str = ""
     wrong_layer: str = ""
     hint: str = ""
@@ -179,7 +179,7 @@ class Runner(ABC):
     """Scope of a latency measured by `time`: "host to host", for example."""
     notes: Sequence[str] = ()
     """Notes for the user on how the artifact runs on this machine."""
-    weights: WeightsHeld | None = None
+    weights: WeightStats | None = None
     """Size and precision of its weights, if the runner reports them better than the file."""
 
     @abstractmethod

@@ -24,18 +24,18 @@ from typing import Any
 
 from ..core.artifact import Artifact, Manifest, commit, tool_versions
 from ..core.files import write_text, writing
-from ..core.processor import why_unchecked
+from ..core.processor import foreign_isa_warnings
 from ..errors import BuildError, IntentNotReached, QCompileError
 from ..model import onnx
 from ..model.graph.graph import constant_names, graph_precision
-from ..model.graph.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
+from ..model.graph.multiply_adds import ALLOWED_SHARE, format_layers, multiply_adds, shares
 from ..model.graph.onnx_file import Graph, is_large, read_graph
 from ..model.outputs.judgement import BY_SIGNAL
 from ..model.sessions.random_input import run_on
 from ..model.sessions.session import slower_note
 from ..model.sources.source import digest_source, parse_source
 from ..spec.decode import non_default_options
-from .base import BuildOutcome, BuildRequest, Engine, Planned
+from .base import BuildOutcome, BuildRequest, Engine, PlannedLayers
 
 _MANIFEST_FIELDS = ("target", "precision")
 """Options that are also fields of a manifest."""
@@ -52,7 +52,7 @@ def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
     with writing(final) as path:
         outcome = _build(engine, request, path)
         counts = multiply_adds(request.onnx.model) if engine.takes == "onnx" else {}
-        weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
+        weighed = judge_precision(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
         if weighed.failure and not outcome.planned and engine.takes == "onnx":
             failure += _reasons_for_none(request)
@@ -78,14 +78,14 @@ def _reasons_for_none(request: BuildRequest) -> str:
     """Return the reasons in the graph's manifest why it has no layer in the precision; empty if unknown."""
     layers = [node.name for nodes in request.nodes.values() for node in nodes]
     reasons = {name: why for name, why in request.reasons.items() if name in layers}
-    return f": {named(reasons, shares([*reasons], {})[0])}" if reasons else ""
+    return f": {format_layers(reasons, shares([*reasons], {})[0])}" if reasons else ""
 
 
 def _speed_warning(engine: Engine, request: BuildRequest, path: Path) -> list[str]:
     """Return a warning if INT8 is slower here than the float model; empty if that cannot be measured."""
     source = Path(request.source or request.model)
     is_comparable = engine.takes == "onnx" and engine.suffix == source.suffix and not request.worked_around
-    if request.precision != "int8" or not is_comparable or why_unchecked(request.spec.isa):
+    if request.precision != "int8" or not is_comparable or foreign_isa_warnings(request.spec.isa):
         return []
     model = read_graph(source).model
     if graph_precision(model) != "fp32" or is_large(model):
@@ -128,7 +128,11 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
 
 
 def _manifest(
-    engine: Engine, request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
+    engine: Engine,
+    request: BuildRequest,
+    outcome: BuildOutcome,
+    weighed: PrecisionVerdict,
+    counts: Mapping[str, int],
 ) -> Manifest:
     spec, of_onnx = request.spec, ("onnx",) if engine.takes == "onnx" else ()
     computing = _count_layers(request, outcome, counts)
@@ -174,7 +178,7 @@ def _count_layers(
     precision = request.precision
     if precision not in BY_SIGNAL or not counts or request.spec.calibrator:
         return {}
-    named_layers = outcome.layers or Planned(())
+    named_layers = outcome.layers or PlannedLayers(())
     unreached = {**named_layers.missed, **named_layers.unreported}
     inside = [node.name for node in request.nodes.get(precision, ()) if node.name not in unreached]
     reasons = {**request.reasons, **unreached}
@@ -212,10 +216,10 @@ def _float_layer_warning(request: BuildRequest, counts: Mapping[str, int]) -> li
         return []
     share, unit = shares([*layers, *(name for name in request.planned if name not in layers)], counts)
     of_all = f"{len(layers)} of {len(share)} layers stay in float, {sum(share[name] for name in layers):.1%}"
-    return [f"{of_all} of their {unit}: {named(layers, share)}"]
+    return [f"{of_all} of their {unit}: {format_layers(layers, share)}"]
 
 
-def _fix_hint(weighed: Weighed, outcome: BuildOutcome) -> str:
+def _fix_hint(weighed: PrecisionVerdict, outcome: BuildOutcome) -> str:
     if not weighed.failure:
         hint = (
             "keep layers in float32 (`layers` NAME=fp32), choose another precision, or give `allow_fallback`"
@@ -236,7 +240,7 @@ def _sources(engine: Engine, request: BuildRequest) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class PrecisionVerdict:
     """Verdict on the precision of an artifact: the failure (empty if it passes), warnings on layers that
     missed it or are unreported, and the proof for the manifest."""
 
@@ -245,9 +249,9 @@ class Weighed:
     proof: Mapping[str, object] = field(default_factory=dict)
 
 
-def weigh(
+def judge_precision(
     precision: str, outcome: BuildOutcome, multiply_adds: Mapping[str, int], *, strict: bool = False
-) -> Weighed:
+) -> PrecisionVerdict:
     """Compare the planned layers with those that reached the precision.
 
     `multiply_adds` has nodes by name, as far as they are known. With `strict`, one missed layer fails, and
@@ -259,16 +263,16 @@ def weigh(
         nothing_computes = isinstance(layers_found, dict) and not any(layers_found.values())
         if nothing_computes and precision in ("fp32", "fp16", "bf16"):
             of_tensors = f"no layer multiplies: {precision} is the type of its tensors alone"
-            return Weighed("", (of_tensors,) if precision != "fp32" else ())
+            return PrecisionVerdict("", (of_tensors,) if precision != "fp32" else ())
         unproven_layers = {**layers.missed, **layers.unreported} if layers else {}
         if layers and unproven_layers:
-            text += f": {named(unproven_layers, shares(layers.names, {})[0])}"
-        return Weighed(text)
+            text += f": {format_layers(unproven_layers, shares(layers.names, {})[0])}"
+        return PrecisionVerdict(text)
     if layers is None:
         missing = outcome.planned - outcome.reached
         if missing > 0 and (strict or missing / outcome.planned > ALLOWED_SHARE):
-            return Weighed(text)
-        return Weighed("", (text,) if missing > 0 else ())
+            return PrecisionVerdict(text)
+        return PrecisionVerdict("", (text,) if missing > 0 else ())
     share, unit = shares(layers.names, multiply_adds)
     missed = sum(share[name] for name in layers.missed)
     unreported = sum(share[name] for name in layers.unreported)
@@ -283,18 +287,20 @@ def weigh(
     }
     texts = []
     if layers.missed:
-        texts.append(f"{text}; {missed:.1%} of the planned {unit} missed it: {named(layers.missed, share)}")
+        texts.append(
+            f"{text}; {missed:.1%} of the planned {unit} missed it: {format_layers(layers.missed, share)}"
+        )
     if unproven:
         evidence = f"; {layers.evidence}" if layers.evidence else ""
         texts.append(
             f"{len(layers.unreported)} of {len(layers.names)} layers are unreported, {unreported:.1%} of the "
-            f"planned {unit}: {named(layers.unreported, share)}{evidence}"
+            f"planned {unit}: {format_layers(layers.unreported, share)}{evidence}"
         )
     if layers.missed and (strict or missed > ALLOWED_SHARE):
-        return Weighed(texts[0], (), proof)
+        return PrecisionVerdict(texts[0], (), proof)
     if unproven > _UNREPORTED_SHARE and (strict or not layers.evidence):
-        return Weighed(f"{precision} was asked for and cannot be proven: {texts[-1]}", (), proof)
-    return Weighed("", tuple(texts), proof)
+        return PrecisionVerdict(f"{precision} was asked for and cannot be proven: {texts[-1]}", (), proof)
+    return PrecisionVerdict("", tuple(texts), proof)
 
 
 def _with_shares(layers: Mapping[str, str], share: Mapping[str, float]) -> dict[str, dict[str, object]]:
@@ -312,7 +318,7 @@ def _reached_text(precision: str, outcome: BuildOutcome) -> str:
     )
 
 
-def missed_or_refused(
+def layers_to_leave_in_float(
     engine: Engine,
     request: BuildRequest,
     source: Graph,

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.artifact import accept, checked_input, read_manifest, require_exact
+from ..core.artifact import checked_input, read_manifest, require_exact, trust_content
 from ..core.files import manifest_path, require_file
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption
-from ..model.sources.archives import trusting
+from ..model.sources.archives import trust_files
 from ..model.sources.source import did_you_mean, parse_source
 from ..spec.decode import spec_from_call
 from ..spec.engines import rows
@@ -148,13 +148,13 @@ def load(
     name = engine_of(text, trust=spec.trust)
     path = Path(text)
     if spec.trust:
-        accept(path)
+        trust_content(path)
     elif path.is_file():
         checked_input(path)
     runtime, number = engine(name), parse_device(device) if isinstance(device, str) else device
     if device == "cpu" and "cpu" not in runtime.places:
         raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="devices")
-    with trusting(spec.trust):
+    with trust_files(spec.trust):
         if number is None and spec.streams == 1 and not spec.cuda_graph and "cpu" in runtime.places:
             require_exact(path, read_manifest(path))
             return runtime.open(text, threads=spec.threads, io=io)

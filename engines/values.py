@@ -38,9 +38,15 @@ from ..core.files import temporary_folder
 from ..core.processor import isa_here, why_not_exact
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
 from ..model import onnx
-from ..model.graph.choices import before_choices, behind, chosen_by, part_before, value_dependent
+from ..model.graph.choices import (
+    dependent_nodes,
+    extent_deciders,
+    part_before,
+    selecting_operators,
+    selection_inputs,
+)
 from ..model.graph.graph import consumers, model_io, producers, weighted_nodes
-from ..model.graph.graph_edits import cut
+from ..model.graph.graph_edits import extract_tensors
 from ..model.graph.onnx_file import Graph, copy_model, save_onnx
 from ..model.graph.reference_forms import (
     is_random,
@@ -90,7 +96,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Values:
+class ValueCheck:
     """Result of `check_values`: the check for the manifest; for a failure its text, first layer and hint."""
 
     checks: Sequence[Check] = ()
@@ -102,18 +108,18 @@ class Values:
 
 def check_values(
     request: BuildRequest, graph: onnx.ModelProto, artifact: Path, execution: Execution, feeds: Feeds
-) -> Values:
+) -> ValueCheck:
     """Compare an artifact with its graph, in every way of loading it.
 
     Random inputs, beside the request's samples, have the extents of `feeds`, on which the artifact has run.
     """
     if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
         warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"
-        return Values(warnings=[warning])
+        return ValueCheck(warnings=[warning])
     runtime, samples = execution.runtime, list(request.samples)
     random = _random_feeds(graph, feeds, samples)
     inputs = [*samples, *random] or [feeds]
-    rounds, whole_graph, places = rounds_activations(graph), graph, before_choices(graph)
+    rounds, whole_graph, places = rounds_activations(graph), graph, selection_inputs(graph)
     comparison = ValueComparison(request, execution, inputs, rounds=rounds, declared=_declared_io(graph))
     comparison.other_extents = at_other_extents(graph, inputs[0])
     if comparison.other_extents:  # repeat the first: no state of another shape may remain
@@ -139,7 +145,9 @@ def check_values(
         return _not_compared(error.message)
     except BuildError as error:
         words = error.message.removeprefix(f"{request.source or request.model}: ")
-        return Values([Check(SUBJECT, False, words)], f"{runtime} does not run it: {words}", "", error.hint)
+        return ValueCheck(
+            [Check(SUBJECT, False, words)], f"{runtime} does not run it: {words}", "", error.hint
+        )
     sums = {(way, name): each for way, outputs in deviations.items() for name, each in outputs.items()}
     sums |= {
         (way, name): each
@@ -155,7 +163,7 @@ def check_values(
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
     inputs_text = " and ".join([data_text, *parts] if samples else parts).replace("spread and", "spread, and")
     if places:
-        inputs_text += f", in front of {chosen_by(whole_graph)}"
+        inputs_text += f", in front of {selecting_operators(whole_graph)}"
     excess = {key: comparison.excess(each) for key, each in sums.items()}
     items = [item for outputs in (*deviations.values(), *choices.values()) for item in outputs.items()]
     uncompared = {name: each.uncompared for name, each in items if each.uncompared}
@@ -165,7 +173,7 @@ def check_values(
     for way, name in wrong:
         detail = f"{sums[way, name].words(name)}; {inputs_text}"
         if sums[way, name].promised:
-            return Values([Check(SUBJECT, False, detail)], f"{detail}, {way}", "", _DECLARE)
+            return ValueCheck([Check(SUBJECT, False, detail)], f"{detail}, {way}", "", _DECLARE)
         comparison.execution = replace(execution, ways={way: execution.ways[way]})
         if way not in layers:
             layers[way] = first_layer(graph, lambda tensor: comparison.prefix_fails(graph, tensor))
@@ -174,7 +182,7 @@ def check_values(
             if excess[way, name] <= _MAX_MAGNIFIED and (operator := _bounded_operator(graph, name)):
                 notes.append(f"every layer is right; {operator} magnifies their roundings")
                 continue
-            tensors, nodes = behind(graph, _CHOOSE)
+            tensors, nodes = dependent_nodes(graph, _CHOOSE)
             if name in tensors:  # among nearly equal values, another may be the largest
                 choosing = ", ".join(sorted({node.op_type for node in nodes} & _CHOOSE))
                 uncompared[name] = f"{choosing} may choose other elements: {detail}"
@@ -188,7 +196,7 @@ def check_values(
     detail = f"{sums[way, name].words(name)}; {inputs_text}, {' and '.join(execution.ways)}"
     notes += [f"output {name!r} is not compared: {reason}" for name, reason in uncompared.items()]
     check = Check(SUBJECT, True, "; ".join([detail, *dict.fromkeys(notes)]))
-    return Values([check], warnings=[comparison.refused] if comparison.refused else [])
+    return ValueCheck([check], warnings=[comparison.refused] if comparison.refused else [])
 
 
 def _declared_io(graph: onnx.ModelProto) -> ModelIO:
@@ -224,7 +232,7 @@ def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, samples: Sequence[Feeds]
 def _failure(
     comparison: ValueComparison, graph: onnx.ModelProto, layer: onnx.NodeProto | None, detail: str, way: str,
     right_ways: Sequence[str],
-) -> Values:  # fmt: skip
+) -> ValueCheck:  # fmt: skip
     place = "in the whole graph, and in no prefix of it" if layer is None else f"from layer {layer.name!r} on"
     failure = f"{comparison.execution.runtime} computes something else, {place}: {detail}"
     hint = "choose another target, or give `allow_fallback`; `qcompile reproduce` cuts it down for a report"
@@ -239,11 +247,11 @@ def _failure(
         failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
         hint = "quantize it again with `isa` avx2, or give `allow_fallback`"
     name = layer.name if layer is not None else ""
-    return Values([Check(SUBJECT, False, detail)], failure, name, hint)
+    return ValueCheck([Check(SUBJECT, False, detail)], failure, name, hint)
 
 
-def _not_compared(*reasons: str) -> Values:
-    return Values(warnings=[f"its values are not compared with its graph's: {'; '.join(reasons)}"])
+def _not_compared(*reasons: str) -> ValueCheck:
+    return ValueCheck(warnings=[f"its values are not compared with its graph's: {'; '.join(reasons)}"])
 
 
 class ValueComparison:
@@ -271,7 +279,7 @@ class ValueComparison:
         rounds = rounds_activations(graph) or halves
         ref = self._outputs(with_halves(written, halves) if halves else written, is_first=True)
         plain = self._outputs(without_roundings(graph)) if rounds else ref
-        dependent, draws = value_dependent(graph), is_random(graph)
+        dependent, draws = extent_deciders(graph), is_random(graph)
         by_way: ByWay = {}
         for words, opened in self.execution.ways.items():
             outputs = {name: Deviation() for name in ref}
@@ -333,7 +341,7 @@ class ValueComparison:
     def prefix_fails(self, graph: onnx.ModelProto, tensor: str) -> bool:
         """Return whether the part of a graph up to a tensor fails, built like the whole."""
         part = copy_model(graph)
-        cut(part, [tensor])
+        extract_tensors(part, [tensor])
         with temporary_folder("prefix") as folder:
             try:
                 by_way = self.deviations(part, self.build_part(part, folder))

@@ -25,7 +25,7 @@ from ..spec.recipes import RunSpec
 from .recipe.recipe import Recipe, recipe_source
 from .run import Visit, prepared
 from .stages.graph import ThisProcess, key_of, kind_of
-from .stages.stage import Done, Made, Rule, Stage, Workload, named_artifact
+from .stages.stage import FinishedStage, Rule, Stage, StageFile, Workload, find_artifact
 from .stages.stages import calibration_samples, count_samples
 from .stages.store import FOLDER, Record, Store
 
@@ -163,7 +163,7 @@ def plan(
     return Plan(folder, tuple(dry_run.planned(recipe, store, workload)))
 
 
-_PENDING = Done(Made(Path(FOLDER, "pending"), ""), was_done=False)
+_PENDING = FinishedStage(StageFile(Path(FOLDER, "pending"), ""), was_done=False)
 """Placeholder for the file of a pending stage, without a digest."""
 
 
@@ -176,7 +176,7 @@ class _DryRun(ThisProcess):
 
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
-    ) -> Done | None:
+    ) -> FinishedStage | None:
         kind = kind_of(stage)
         try:
             if not kind.applies(recipe, stage):
@@ -200,20 +200,20 @@ class _DryRun(ThisProcess):
             why = difference(records[0].key, key) if records else ""
             return self._pending(stage, before, why or incomplete)
         self.stages.append((stage, "done", ""))
-        file = Made(stored.folder / key["file"], stored.files[key["file"]])
+        file = StageFile(stored.folder / key["file"], stored.files[key["file"]])
         self.model = file.path if stage.kind == "export" else self.model
-        return Done(file, was_done=True)
+        return FinishedStage(file, was_done=True)
 
     def planned(self, recipe: Recipe, store: Store, workload: Workload) -> Iterator[PlannedStage]:
         """Yield the stages with their cost: measured in the last run, else by rule."""
         for stage, state, why in self.stages:
             last = next(filter(None, map(measured, store.records(stage.name))), None)
-            artifact = named_artifact(recipe, stage.artifact) if stage.artifact else None
+            artifact = find_artifact(recipe, stage.artifact) if stage.artifact else None
             yield PlannedStage(
                 stage.name, state, why, last or by_rule(kind_of(stage).rule, workload, artifact)
             )
 
-    def _pending(self, stage: Stage, state: State, why: str) -> Done:
+    def _pending(self, stage: Stage, state: State, why: str) -> FinishedStage:
         self.stages.append((stage, state, why))
         return _PENDING
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 from ..core.progress import Progress, silent
 from ..errors import EngineUnavailable, QCompileError, UsageError
-from ..model.sources.archives import trusting
+from ..model.sources.archives import trust_files
 from ..model.sources.source import digest_source
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
 from .recipe.published import check_output
 from .recipe.recipe import Recipe, read_recipe, recipe_source, wrong_key
-from .recipe.trust import trusted
-from .stages.graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
-from .stages.stage import SOURCE, Executor, Made, Stage, for_every_kind
+from .recipe.trust import check_trust
+from .stages.graph import BUILD, KINDS, ThisProcess, kind_of, run_tasks, stages_of
+from .stages.stage import SOURCE, Executor, Stage, StageFile, expand_cluster_artifacts
 from .stages.store import Store
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def run(
     executor, spec = executor or ThisProcess(), spec_from_call(RunSpec, spec, options)
     recipe, folder = prepared(recipe, spec, typed=typed, kinds=executor.kinds)
     store = Store(folder, folder=shared)
-    with store.locked(), trusting(recipe.model.trust):
+    with store.locked(), trust_files(recipe.model.trust):
         visit = Visit(recipe, store, spec.again, executor, progress, listener, () if page else ("report",))
         try:
             report = visit.drive()
@@ -163,8 +163,8 @@ def prepared(
     if recipe.sweep is not None:
         problem = "is a matrix of recipes; a recipe without it is required"
         raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
-    recipe = trusted(recipe, trust=spec.trust, output=spec.output, typed=typed)
-    recipe = for_every_kind(recipe, kinds)
+    recipe = check_trust(recipe, trust=spec.trust, output=spec.output, typed=typed)
+    recipe = expand_cluster_artifacts(recipe, kinds)
     folder = spec.output or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
     return recipe, folder
@@ -184,7 +184,7 @@ class Visit:
     progress: Progress = silent
     listener: StageListener | None = None
     without: Collection[str] = ()
-    made: dict[tuple[str, str], Made] = field(default_factory=dict)
+    made: dict[tuple[str, str], StageFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.report = RunReport(self.store.output)
@@ -206,7 +206,9 @@ class Visit:
                     self.made[first.kind, first.artifact] = replaced
                 else:
                     branches.append(branch)
-            errors = each(self.executor, [functools.partial(self._run_branch, branch) for branch in branches])
+            errors = run_tasks(
+                self.executor, [functools.partial(self._run_branch, branch) for branch in branches]
+            )
             for branch, error in zip(branches, errors, strict=True):
                 name = branch[0].artifact
                 if error is not None:
@@ -216,7 +218,7 @@ class Visit:
                     self.report.digests[name] = artifact.digest
         return self.report
 
-    def file_of(self, stage: Stage) -> Made:
+    def file_of(self, stage: Stage) -> StageFile:
         """Return the file of a stage; carry the stage out if it is not done."""
         file = self._run_stage(stage)
         assert file is not None, "only `quantize` may have no file"
@@ -252,7 +254,7 @@ class Visit:
 
     def _with_inputs(self, stage: Stage) -> Stage:
         """Return the stage with its input files; a stage over all artifacts also gets the build failures."""
-        files: dict[str, Made] = {}
+        files: dict[str, StageFile] = {}
         for role, kind in kind_of(stage).inputs(self.recipe, stage.artifact).items():
             if role == SOURCE:
                 stage = replace(stage, source_digest=self.source_digest)
@@ -273,7 +275,7 @@ class Visit:
                 files[role] = file
         return replace(stage, files=files)
 
-    def _run_or_merge(self, stage: Stage) -> Made | None:
+    def _run_or_merge(self, stage: Stage) -> StageFile | None:
         """Return the file of a stage, carried out in one piece or in parts that are then merged."""
 
         def is_done() -> bool:
@@ -282,7 +284,7 @@ class Visit:
         parts = kind_of(stage).parts(self.recipe, stage, self.executor, is_done)
         if parts == [stage]:
             return self._run_stage(stage)
-        files: dict[str, Made] = {}
+        files: dict[str, StageFile] = {}
         errors: dict[str, QCompileError] = {}
 
         def do(part: Stage) -> None:  # an error of one part does not stop the others
@@ -291,13 +293,13 @@ class Visit:
             except QCompileError as error:
                 errors[part.shard or part.machine] = error
 
-        each(self.executor, [functools.partial(do, part) for part in parts])
+        run_tasks(self.executor, [functools.partial(do, part) for part in parts])
         names = [part.shard or part.machine for part in parts]
         for name in filter(errors.get, names):
             raise errors[name]
         return self._run_stage(replace(stage, parts={name: files[name] for name in names}))
 
-    def _run_stage(self, stage: Stage) -> Made | None:
+    def _run_stage(self, stage: Stage) -> StageFile | None:
         """Carry out a stage unless it is done; return its file, or None if there is no work to do."""
         start = time.monotonic()
         try:

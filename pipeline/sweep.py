@@ -29,9 +29,9 @@ from .plan import Plan, PlannedStage, plan
 from .recipe.batches import check_batches, has_shapes
 from .recipe.published import REPORT, RESULTS, check_names
 from .recipe.recipe import Recipe, read_recipe, require_scales, wrong_key
-from .recipe.trust import trusted
+from .recipe.trust import check_trust
 from .run import RunReport, StageListener, run
-from .stages.graph import ThisProcess, each
+from .stages.graph import ThisProcess, run_tasks
 from .stages.stage import Executor
 from .stages.store import FOLDER, Store
 
@@ -264,7 +264,7 @@ def sweep(
 
     with Store(folder).locked():
         models = dict.fromkeys(member.model for member in all_members)
-        each(executor, [functools.partial(run_model, model) for model in models])
+        run_tasks(executor, [functools.partial(run_model, model) for model in models])
         parts: dict[str, Results] = {}
         for member in all_members:
             outcome = runs.get(member.name, RunReport(folder))
@@ -306,7 +306,7 @@ def plan_sweep(recipe: Recipe, spec: SweepSpec | None = None, /, *, progress: Pr
 
 
 def _output_folder(recipe: Recipe, spec: SweepSpec) -> Path:
-    trusted(recipe, trust=spec.trust, output=spec.output)
+    check_trust(recipe, trust=spec.trust, output=spec.output)
     return (spec.output or recipe.folder / recipe.output).absolute()
 
 

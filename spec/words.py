@@ -85,7 +85,7 @@ METRIC_PARAMETERS: Mapping[str, tuple[str, str]] = {
 """Metric to its parameter after the colon: as shown in help, and as a pattern."""
 
 
-def is_own_metric(text: str) -> bool:
+def is_user_metric(text: str) -> bool:
     """Return whether the spelling of a metric names a user's function."""
     name, colon, _ = text.partition(":")
     return bool(colon) and name not in METRIC_PARAMETERS

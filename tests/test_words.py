@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qcompile import errors
-from qcompile.core.figures import bytes_text, clean, figure, interval, number, shortened, times, words
+from qcompile.core.figures import bytes_text, clean, figure, interval, number, shortened, times, value_text
 from qcompile.core.plain_text import plain, plain_json, plain_lines, plain_toml, toml_table
 from qcompile.core.progress import quiet
 from qcompile.errors import InvalidOption, ModelError, first_line
@@ -134,15 +134,15 @@ def test_a_path_keeps_only_its_end() -> None:
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8,
 ))  # fmt: skip
 def test_clean_texts_can_be_encoded_and_shown(value: object) -> None:
-    text = words(clean(value))
+    text = value_text(clean(value))
     text.encode()
     assert all(letter.isprintable() or letter in "\n\t" for letter in text)
     json.dumps(clean(value)).encode()
 
 
 def test_words_of_nested_values_are_one_line() -> None:
-    assert words({"a": 1, "b": [0.01, True, None]}) == "a 1, b 0.01, yes, –"
-    assert words({}) == words([]) == words("") == words(math.nan) == "–"
+    assert value_text({"a": 1, "b": [0.01, True, None]}) == "a 1, b 0.01, yes, –"
+    assert value_text({}) == value_text([]) == value_text("") == value_text(math.nan) == "–"
 
 
 if sys.version_info >= (3, 11):

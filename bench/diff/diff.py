@@ -17,7 +17,7 @@ from ...data.batches import Data
 from ...errors import InvalidOption
 from ...model.outputs.judgement import BY_SIGNAL, RTOL
 from ...model.outputs.output_forms import parse_rules
-from ...model.sources.archives import trusting
+from ...model.sources.archives import trust_files
 from ...spec.decode import spec_from_call
 from ...spec.measure import DiffSpec
 from ...spec.tensors import ModelIO, samples_in
@@ -30,10 +30,10 @@ from ..measure.artifacts import (
     feeds_for,
     forms_of,
     infer_all,
-    paired,
+    load_in_worker,
+    pair_outputs,
     require_runnable,
     shared_io,
-    start,
 )
 from ..metrics.accuracy import ScoreSums, accuracy, described_inputs, read_metric, truth_of
 from ..metrics.metric import Outputs
@@ -109,7 +109,7 @@ def diff(
             raise InvalidOption("`metric`: there is no data; labelled samples are required", option="metric")
         read_metric(metric)
     runnables = [describe(side, trust=spec.trust) for side in (reference, artifact)]
-    with trusting(spec.trust):
+    with trust_files(spec.trust):
         io = shared_io(runnables, spec.inputs)
     forms = forms_of(runnables)
     # The coarser precision of the two sides determines the criteria.
@@ -210,7 +210,7 @@ def evaluate(
         for runnable in runnables:
             worker = Worker(runnable.name, module=WORKER, threads=spec.threads, python=runnable.python)
             workers.append(stack.enter_context(worker))
-            start(worker, runnable, runnables, spec.threads)
+            load_in_worker(worker, runnable, runnables, spec.threads)
         for batch in Data(data, io.inputs, limit=spec.samples):
             truth = truth_of(batch, scoring, data)
             reference, outputs = (next(infer_all(worker, [batch.feeds], notes)) for worker in workers)
@@ -223,7 +223,9 @@ def evaluate(
                 first[1].append(outputs)
             base = scoring.score(reference, reference, truth)
             sums[0].add(base, base, truth.samples)
-            sums[1].add(scoring.score(paired(reference, outputs), reference, truth), base, truth.samples)
+            sums[1].add(
+                scoring.score(pair_outputs(reference, outputs), reference, truth), base, truth.samples
+            )
     result = accuracy(sums[1], sums[0])
     assert result.drop is not None, "an artifact has a drop"
     comparison = AccuracyComparison(

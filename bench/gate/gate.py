@@ -154,7 +154,7 @@ def _is_skipped(result: GateResult, check: GateCheck) -> bool:
 
 
 _HEADER = ("artifact", "check", "old", "new", "change", "verdict")
-WORDS: dict[State, str] = {
+VERDICT_TEXTS: dict[State, str] = {
     "passed": "passed", "failed": "FAILED", "undecided": "undecided", "skipped": "not judged",
 }  # fmt: skip
 
@@ -171,7 +171,7 @@ def markdown(result: GateResult) -> str:
 
 def cells_of(result: GateResult, pair: PairResult, check: GateCheck) -> tuple[str, ...]:
     first = pair.name if check is pair.checks[0] else ""
-    verdict = WORDS[check.state]
+    verdict = VERDICT_TEXTS[check.state]
     if result.fails(check) and check.state != "failed":
         verdict = f"FAILED: {verdict}"
     return (first, check.kind, check.old or DASH, check.new or DASH, check.change or DASH, verdict)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.artifact import accept, checked_input, read_manifest, size_bytes
+from ...core.artifact import checked_input, read_manifest, size_bytes, trust_content
 from ...core.files import temporary_folder
 from ...core.processes.arrays import load_arrays, save_arrays
 from ...core.processes.worker import Worker
@@ -22,12 +22,12 @@ from ...data.batches import Data
 from ...engines.base import Engine, Place
 from ...engines.registry import engine, engine_of
 from ...errors import DataError, EngineUnavailable, InvalidOption, MissingFile, WorkerError
-from ...model.graph.graph import WeightsHeld, graph_precision, weights_of_graph
+from ...model.graph.graph import WeightStats, graph_precision, weights_of_graph
 from ...model.graph.onnx_file import Graph, read_graph
 from ...model.outputs.output_forms import OutputForm, output_forms
 from ...model.sessions.random_input import RandomInput, random_feeds
 from ...model.sessions.session import make_session, run_session, session_options
-from ...model.sources.archives import require_trust, trusting
+from ...model.sources.archives import require_trust, trust_files
 from ...model.sources.source import NAMED, TRUSTED_KINDS, parse_source
 from ...spec.tensors import (
     Feeds,
@@ -123,7 +123,7 @@ class RunnableArtifact:
     layers_by_precision: dict[str, Any] | None = None
     graph: Graph | None = None
     made: RandomInput | None = None
-    weights: WeightsHeld | None = None
+    weights: WeightStats | None = None
     rules: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     falls_back: bool = False
@@ -136,12 +136,12 @@ def describe(
     runtime = engine(engine_of(artifact, trust=trust))
     path = Path(artifact)
     if trust:
-        accept(path)
+        trust_content(path)
     elif path.is_file():
         checked_input(path)  # checks the digest before any code runs
     source = parse_source(artifact) if runtime.name in ("pytorch", "torchscript") else None
     if source and source.kind in TRUSTED_KINDS:
-        with trusting(trust):
+        with trust_files(trust):
             require_trust(source.file)  # the worker loads it without a further check
     manifest = read_manifest(path) if path.is_file() else None
     io, precision, runs_on, layers, rules = None, "fp32", "CPU", None, None
@@ -306,7 +306,7 @@ def collect_outputs(
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
     require_runnable(runnable)
     with Worker(runnable.name, module=WORKER, threads=threads, python=runnable.python) as worker:
-        start(worker, runnable, runnables, threads)
+        load_in_worker(worker, runnable, runnables, threads)
         return list(infer_all(worker, feeds, notes))
 
 
@@ -319,7 +319,7 @@ def require_runnable(runnable: RunnableArtifact) -> None:
         )
 
 
-def start(
+def load_in_worker(
     worker: Worker, runnable: RunnableArtifact, runnables: Sequence[RunnableArtifact], threads: int
 ) -> dict[str, Any]:
     """Load an artifact in its worker; a MODEL without declared outputs uses those of another artifact."""
@@ -345,7 +345,7 @@ def infer_all(
             yield load_arrays(output)
 
 
-def paired(
+def pair_outputs(
     reference: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]], *, complete: bool = True
 ) -> dict[str, NDArray[Any]]:
     """Return the outputs in the baseline's order and under its names, paired by name or else by position.

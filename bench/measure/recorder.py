@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...errors import ArtifactError, InvalidOption, QCompileError
-from ...model.graph.graph import WeightsHeld
+from ...model.graph.graph import WeightStats
 from ..results.row import MOST_CALLS, Latency, Row, WarmUp
 from ..results.statistics import percentile, speedup
 from .rounds import TimingSeries
@@ -54,7 +54,7 @@ class Recorder:
     def warn(self, name: str, *texts: str) -> None:
         self.change(name, warnings=(*self._rows[name].warnings, *texts))
 
-    def weights(self, name: str, weights: WeightsHeld) -> None:
+    def weights(self, name: str, weights: WeightStats) -> None:
         """Record the size, parameters and precision of the weights of a loaded artifact."""
         precision, parameters = weights.precision or self._rows[name].precision, weights.parameters or None
         self.change(name, parameters=parameters, weights_bytes=weights.bytes, precision=precision)

@@ -128,7 +128,7 @@ def measure(
     *,
     launch_s: float = 0.0,
     progress: Callable[[str], None],
-    decided: Decided | None = None,
+    decided: StopRule | None = None,
     gpu_memory: Callable[[str, int], int | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
@@ -173,7 +173,7 @@ def measure(
         workers = relaunch()
 
 
-Decided = Callable[[Mapping[str, TimingSeries]], bool]
+StopRule = Callable[[Mapping[str, TimingSeries]], bool]
 """Return whether the timings so far suffice to stop."""
 _Step = Literal["round", "launch", "end"]
 
@@ -194,7 +194,7 @@ class _Budget:
 
     options: BenchOptions
     launch_s: float
-    decided: Decided | None = None
+    decided: StopRule | None = None
     start_s: float = 0.0
     warm_s: float = 0.0
 

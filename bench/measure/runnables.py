@@ -12,12 +12,12 @@ from ...core.processes.worker import Worker
 from ...core.progress import Progress
 from ...engines.gpu import device_text
 from ...errors import InvalidOption, ModelError, QCompileError
-from ...model.graph.graph import WeightsHeld
+from ...model.graph.graph import WeightStats
 from ...model.sessions.session import usable_cores
 from ...spec.measure import BenchSpec
 from ...spec.words import CUDA_GRAPH
 from ..results.row import ColdStart, Row
-from .artifacts import WORKER, RunnableArtifact, describe, parse_interpreters, short_name, start
+from .artifacts import WORKER, RunnableArtifact, describe, load_in_worker, parse_interpreters, short_name
 from .recorder import Recorder
 from .rounds import TimingSeries
 
@@ -217,7 +217,7 @@ class WorkerPool:
         )
         try:
             started_ms = worker.hello()["started_ms"]
-            load_answer = start(worker, runnable, self._runnables, self._threads)
+            load_answer = load_in_worker(worker, runnable, self._runnables, self._threads)
             feed_answer = worker.ask("feed", path=str(self._feeds))
         except QCompileError as error:
             worker.kill()
@@ -237,7 +237,7 @@ class WorkerPool:
                 contains=load_answer["contains"], packages=load_answer["packages"],
             )  # fmt: skip
             if load_answer["weights"]:
-                self._recorder.weights(runnable.name, WeightsHeld(**load_answer["weights"]))
+                self._recorder.weights(runnable.name, WeightStats(**load_answer["weights"]))
             self._recorder.warn(runnable.name, *feed_answer["notes"])
         self.workers[runnable.name] = worker
 

@@ -154,7 +154,7 @@ def sweep_batches(
         )
 
 
-def sweep_at_once(
+def sweep_concurrency(
     workers: Workers,
     recorder: Recorder,
     counts_of: Mapping[str, Sequence[int]],

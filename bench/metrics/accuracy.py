@@ -23,7 +23,7 @@ from ...data.readers import Batch
 from ...errors import DataError
 from ...model.outputs.output_forms import OutputForm
 from ...spec.tensors import Feeds, ModelIO, TensorInfo, samples_in
-from ..measure.artifacts import RunnableArtifact, infer_all, paired
+from ..measure.artifacts import RunnableArtifact, infer_all, pair_outputs
 from ..measure.recorder import Recorder
 from ..results.drop import EXACT, statement
 from ..results.row import Accuracy, ClassChange
@@ -35,7 +35,7 @@ from .bounds import (
     right_or_wrong_interval,
     tail_of,
 )
-from .metric import LABELS_HINT, Floats, Metric, Outputs, Scored, Truth, Values, joined
+from .metric import LABELS_HINT, Floats, Metric, Outputs, Scored, Truth, Values, join_scores
 from .names import read_metric
 from .output_verdict import RunningDifference
 
@@ -79,7 +79,7 @@ class ScoreSums:
     @property
     def joined(self) -> Scored:
         if self._joined_scores is None:
-            self._joined_scores = joined(self.scored)
+            self._joined_scores = join_scores(self.scored)
         return self._joined_scores
 
     @property
@@ -269,7 +269,7 @@ def measure_quality(
     _compare(workers, recorder, batches, metric, forms, earlier)
 
 
-def measure_made_difference(
+def measure_random_input_difference(
     workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds, forms: Forms = MappingProxyType({})
 ) -> None:
     """Measure the difference of outputs on random input, for a benchmark without data."""
@@ -318,7 +318,7 @@ def _compare(
 
 
 def _score_outputs(metric: Metric, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-    return metric.score(paired(reference, outputs), reference, truth)
+    return metric.score(pair_outputs(reference, outputs), reference, truth)
 
 
 def _infer(worker: Worker, feeds: Feeds) -> Outputs:

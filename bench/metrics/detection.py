@@ -253,11 +253,11 @@ def _decode_yolo(rows: Floats, first: int) -> Detections:
     scores = rows[:, first:] * (rows[:, 4:5] if first == 5 else 1.0)
     at, classes = np.nonzero(scores > _SMALLEST_SCORE)
     boxes, best = _corners(rows[:, :4])[at], scores[at, classes]
-    clear = suppressed(boxes, best, classes)
+    clear = suppress_overlaps(boxes, best, classes)
     return boxes[clear], best[clear], classes[clear]
 
 
-def suppressed(
+def suppress_overlaps(
     boxes: Floats, scores: Floats, classes: NDArray[np.int64], overlap: float = _LARGEST_OVERLAP
 ) -> NDArray[np.int64]:
     """Non-maximum suppression: return the indices, by falling score, of detections without a better one of

@@ -69,7 +69,7 @@ class Scored:
         return sums
 
 
-def joined(parts: Sequence[Scored]) -> Scored:
+def join_scores(parts: Sequence[Scored]) -> Scored:
     counts = [np.bincount(part.unit_of_row, minlength=part.units) for part in parts]
     return Scored(np.concatenate([part.table for part in parts]), np.concatenate(counts))
 

@@ -20,7 +20,7 @@ from .classes import F1, EntityF1, MeanIoU, TopK, is_iob2
 from .detection import MeanAveragePrecision
 from .language import Divergence, ErrorRate, Perplexity
 from .metric import Metric, Outputs, Scored, Truth, are_classes, first_output
-from .values import DEFAULT_K, Ndcg, Neighbours, OwnMetric, Similarity, Spearman, cosine, mean_squared_error
+from .values import DEFAULT_K, Ndcg, Neighbours, Similarity, Spearman, UserMetric, cosine, mean_squared_error
 
 # Name of the metric to a function of the full text and the parameter after the colon.
 _FACTORIES: Mapping[str, Callable[[str, str], Metric]] = {
@@ -63,7 +63,7 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
             hint=did_you_mean(text, (AUTO, *METRICS)),
             option="metric",
         )
-    return OwnMetric(text, base=base)
+    return UserMetric(text, base=base)
 
 
 class Automatic(Metric):

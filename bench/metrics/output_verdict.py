@@ -24,7 +24,7 @@ from ...model.outputs.judgement import BY_SIGNAL, SNR_DB, OutputSums, default_to
 from ...model.outputs.masks import without_masks
 from ...model.outputs.output_forms import UNKNOWN, OutputForm, Rule
 from ...spec.tensors import mismatch
-from ..measure.artifacts import paired
+from ..measure.artifacts import pair_outputs
 from ..results.row import Difference
 from .metric import Outputs
 
@@ -78,7 +78,7 @@ def judge(
     many but under other names.
     """
     tolerances, rules, names = tolerances or Tolerances(), rules or {}, list(reference[0])
-    outputs = [paired(a, b, complete=False) for a, b in zip(reference, outputs, strict=True)]
+    outputs = [pair_outputs(a, b, complete=False) for a, b in zip(reference, outputs, strict=True)]
     additional = [name for name in outputs[0] if name not in names]
     for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db, rules):
         for name in limits:
@@ -211,8 +211,8 @@ class RunningDifference:
         self._boxes = BoxAgreement()
 
     def add(self, reference: Outputs, outputs: Outputs) -> None:
-        """Add a batch; `paired` matches the outputs."""
-        outputs = paired(reference, outputs, complete=False)
+        """Add a batch; `pair_outputs` matches the outputs."""
+        outputs = pair_outputs(reference, outputs, complete=False)
         for name in {**reference, **outputs}:
             if name not in self._outputs:
                 self._outputs[name] = _OutputSums(name, self._forms.get(name, UNKNOWN), self._precision)

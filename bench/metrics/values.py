@@ -94,7 +94,7 @@ def by_sample(name: str, array: NDArray[Any], truth: Truth) -> NDArray[Any]:
     return np.moveaxis(array, axis, 0)
 
 
-class OwnMetric(Metric):
+class UserMetric(Metric):
     """`file.py:function`, called with a batch's outputs (name to array) and labels (None if missing).
 
     It returns one value per sample, or one number for the batch. That number has the weight of the batch's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.artifact import accepting, is_manifest, known_digest, read_manifest, size_bytes
+from ...core.artifact import cached_digest, is_manifest, read_manifest, size_bytes, trusting_content
 from ...core.files import read_json, require_file, side_files
 from ...errors import InvalidOption
 from ...model.graph.onnx_file import read_graph
@@ -50,9 +50,9 @@ def inspect(
     manifest = read_manifest(path)
     if manifest:
         facts["manifest"] = manifest.as_json()
-        facts["digest"] = known_digest([path, *side_files(path)])
+        facts["digest"] = cached_digest([path, *side_files(path)])
         facts["matches_manifest"] = facts["digest"] == manifest.digest
-    with accepting(path):  # inspect a changed file, too: `matches_manifest` reports the change
+    with trusting_content(path):  # inspect a changed file, too: `matches_manifest` reports the change
         if kind == "onnx":
             facts |= _onnx(path, spec.precision if spec.nodes else "")
         elif kind == "ranges":

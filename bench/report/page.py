@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.figures import words
+from ...core.figures import value_text
 from ...core.files import check_output, write_text
 from ...core.installation import import_package
 from ...errors import InvalidOption
@@ -130,5 +130,5 @@ def _facts(source: ReportSource) -> list[str]:
     facts = [", ".join(f"{name}:{shape}" for name, shape in inputs.items())]
     facts.append(f"{threads} threads" if threads != 1 else "1 thread")
     if environment.get("processor"):
-        facts.append(words(machine_text(environment)))
+        facts.append(value_text(machine_text(environment)))
     return [text for text in facts if text]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...calibration.histogram import BINS, Histogram
 from ...calibration.ranges import Ranges
-from ...calibration.thresholds import Method, amax_by_method, loss
+from ...calibration.thresholds import Method, amax_by_method, threshold_error
 from ...core.figures import figure
 from ...errors import InvalidOption
 from ...spec.words import METHODS
@@ -51,7 +51,7 @@ def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool =
     for name, values in ranges.histograms.items():
         if not values.is_empty:
             amax = amax_by_method(values, method.percentile, symmetric=symmetric)
-            snr_db, clipped = loss(values, amax[method.name], symmetric=symmetric)
+            snr_db, clipped = threshold_error(values, amax[method.name], symmetric=symmetric)
             summaries.append(TensorSummary(name, values.min, values.max, amax, clipped, snr_db))
     return sorted(summaries, key=lambda summary: (summary.snr_db, summary.tensor))
 

@@ -15,7 +15,7 @@ from ..results.render import RUNTIMES, speedup_text
 from ..results.row import Interval
 from ..results.statistics import Speedup
 from .source import NO_BUDGET, ReportedArtifact, ReportSource, read_source
-from .summary import faster, listed, summarize, why_not
+from .summary import compare_speed, join_names, summarize, why_not
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
     # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
     floats = (s for s in source.measured if s.row.engine == "onnxruntime" and s.family == "float")
     onnx = next((s for s in floats if s.row.device == "cpu"), None)
-    over_onnx = faster(recommended, onnx) if onnx is not None and onnx is not recommended else None
+    over_onnx = compare_speed(recommended, onnx) if onnx is not None and onnx is not recommended else None
     groups: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
     objections = "".join(
-        f"{', ' if index else '; '}not {listed(names)} ({reason})"
+        f"{', ' if index else '; '}not {join_names(names)} ({reason})"
         for index, (reason, names) in enumerate(groups.items())
     )
     return Recommendation(
@@ -125,7 +125,7 @@ def _why_not_this(subject: ReportedArtifact, recommended: ReportedArtifact, budg
         return "failed" if subject.row.status == "failed" else "could not run here"
     if reason := why_not(subject, budget):
         return reason
-    ratio = faster(recommended, subject)
+    ratio = compare_speed(recommended, subject)
     if ratio is None:
         return "not compared with it"
     # `summarize` takes the fastest of the eligible, so this one is not faster than the baseline.

@@ -8,13 +8,13 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from ...core.figures import DASH, bytes_text, decibels, drop_text, figure, number, words
+from ...core.figures import DASH, bytes_text, decibels, drop_text, figure, number, value_text
 from ..results.render import columns_of, interval_words, slowest_layers, warning_lines
 from ..results.row import Curve
 from ..results.statistics import DROP_CONFIDENCE, SMALLEST_DIFFERENCE
 from . import charts as drawing
 from .range_plots import LINES, summarize
-from .source import Block, Cell, Drawn, ReportedArtifact, ReportSource, ReportTable, Section, row_of
+from .source import Block, Cell, Figure, ReportedArtifact, ReportSource, ReportTable, Section, row_of
 
 _SWEEPS: dict[Curve, tuple[str, str]] = {
     "batches": ("batch size", "`batch_sizes` 1,8,32"),
@@ -66,7 +66,7 @@ def speed_section(source: ReportSource) -> Section:
         f"The mark is the {mark}, the bar its {shown}. "
         f"A difference counts if all of the bar is {SMALLEST_DIFFERENCE:.0%} or more beyond the line."
     )
-    drawn = Drawn(chart, f"Speed-up against {base}", note)
+    drawn = Figure(chart, f"Speed-up against {base}", note)
     return Section(charts=[drawn], precisions=True)
 
 
@@ -78,13 +78,13 @@ def latency_section(source: ReportSource) -> Section:
         "Shape: how often a call took so long, from the 1st to the 99th percentile. "
         "Thick bar: the middle half of the calls. Ring: the median."
     )
-    charts = [Drawn(chart, "Latency of every timed call", note)]
+    charts = [Figure(chart, "Latency of every timed call", note)]
     if calls := drawing.calls_chart(source.measured):
         note = "A rising line: calls get slower during the run, as on a processor that throttles."
-        charts.append(Drawn(calls, "Call after call", note))
+        charts.append(Figure(calls, "Call after call", note))
     if memory := drawing.gpu_memory_chart(source.measured):
         note = "A rising line: the process takes more memory from round to round."
-        charts.append(Drawn(memory, "Memory on the GPU, round after round", note))
+        charts.append(Figure(memory, "Memory on the GPU, round after round", note))
     by_gpu = [
         row_of(s, *map(figure, astuple(s.row.gpu_latency))) for s in source.measured if s.row.gpu_latency
     ]
@@ -103,7 +103,7 @@ def tradeoff_section(source: ReportSource) -> Section:
     )
     if not drawing.drops_differ(source.measured):
         note = f"No accuracy differs, or none was measured: size against latency. {note}"
-    drawn = Drawn(chart, "The trade-off", note)
+    drawn = Figure(chart, "The trade-off", note)
     return Section(charts=[drawn], signs=source.measured)
 
 
@@ -135,7 +135,7 @@ def accuracy_section(source: ReportSource) -> Section:
     caption, columns = "Agreement with the baseline's predictions.", ("artifact", "same prediction")
     tables = [ReportTable(caption, (*columns, "output SNR"), agreement)] if agreement else []
     tables = [*bounds, *tables, *(table for s in dropped if (table := _classes(s)))]
-    drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
+    drawn = Figure(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
     return Section(lead, [drawn], tables)
 
 
@@ -156,7 +156,7 @@ def sweep_section(source: ReportSource, key: Curve) -> Section:
         f"A point per {word}, growing along each line; small figures label the highest line. "
         "Up is more throughput, left is a quicker answer."
     )
-    return Section(charts=[Drawn(chart, f"By {word}", note)], tables=[table], signs=shown)
+    return Section(charts=[Figure(chart, f"By {word}", note)], tables=[table], signs=shown)
 
 
 def costs_section(source: ReportSource) -> Section:
@@ -191,7 +191,7 @@ def history_section(source: ReportSource) -> Section:
         return Section(missing="the file holds one run; measuring again into the same file keeps its history")
     machines = {str(run["machine"]) for run in earlier if run.get("machine")}
     lead = "Runs of different machines are beside each other: compare with care." if len(machines) > 1 else ""
-    drawn = Drawn(chart, f"Speed-up over {len(runs)} runs", "Bars are intervals; the last run is this one.")
+    drawn = Figure(chart, f"Speed-up over {len(runs)} runs", "Bars are intervals; the last run is this one.")
     return Section(lead, [drawn], signs=source.measured)
 
 
@@ -257,7 +257,7 @@ def precision_section(source: ReportSource) -> Section:
     caption = "Layers by precision and operator, from the artifacts' manifests."
     columns = ("artifact", "precision", "layers", "operators")
     table = ReportTable(caption, columns, rows, words=(0, 1, 3), folded=True)
-    drawn = Drawn(chart, "Layers by precision", "Precisions of the built artifact, not of the request.")
+    drawn = Figure(chart, "Layers by precision", "Precisions of the built artifact, not of the request.")
     return Section(charts=[drawn], tables=[table], precisions=True)
 
 
@@ -286,9 +286,9 @@ def layers_section(source: ReportSource) -> Section:
         first = "None of them diverges."
         if bad and bad.tensor:
             node = f", node {bad.node}" if bad.node else ""
-            first = f"The first that diverges is {bad.tensor} ({words(bad.operator)}{node})."
+            first = f"The first that diverges is {bad.tensor} ({value_text(bad.operator)}{node})."
         note = f"The worst {shown} of {len(diff.layers)} compared tensors. {first}"
-        charts.append(Drawn(chart, f"{diff.artifact} against {diff.reference}", note))
+        charts.append(Figure(chart, f"{diff.artifact} against {diff.reference}", note))
         rows = [
             [
                 Cell(layer.tensor, layer.node), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
@@ -316,7 +316,7 @@ def calibration_section(source: ReportSource) -> Section:
         "thick lines are the chosen thresholds."
     )
     charts = [
-        Drawn(
+        Figure(
             drawing.histogram_chart(source.ranges, tensor),
             tensor.tensor,
             f"{'no error' if number(tensor.snr_db) is None else f'{figure(tensor.snr_db)} dB'} after "
@@ -335,7 +335,7 @@ def failures_section(source: ReportSource) -> Section:
     for subject in source.subjects:
         if subject.is_measured:
             continue
-        rows.append(row_of(subject, subject.status, words(subject.row.reason)))
+        rows.append(row_of(subject, subject.status, value_text(subject.row.reason)))
         if subject.row.output_tail:
             blocks.append(Block(f"Last output of {subject.label}", subject.row.output_tail, folded=True))
     items = warning_lines(source.results)
@@ -411,4 +411,4 @@ def _name(key: str) -> str:
 def _value(key: str, value: object) -> str:
     if key.endswith("_bytes"):
         return bytes_text(number(value))
-    return words(value) if value is not None else DASH
+    return value_text(value) if value is not None else DASH

@@ -154,7 +154,7 @@ def family_of(precision: str) -> Family:
     return family or ("low" if name.startswith(_LOW) else "mixed")
 
 
-class Drawn(NamedTuple):
+class Figure(NamedTuple):
     """A chart, as HTML, with its title and a note on how to read it."""
 
     chart: str
@@ -205,7 +205,7 @@ class Section:
     """
 
     lead: str = ""
-    charts: Sequence[Drawn] = ()
+    charts: Sequence[Figure] = ()
     tables: Sequence[ReportTable] = ()
     blocks: Sequence[Block] = ()
     signs: Sequence[ReportedArtifact] = ()

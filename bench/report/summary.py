@@ -140,7 +140,7 @@ def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
     )
 
 
-def faster(subject: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
+def compare_speed(subject: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
     """Return how many times faster `subject` is, round by round; None if they cannot be compared."""
     if subject.row.machine != other.row.machine:
         return None
@@ -156,11 +156,11 @@ def _smallest_of_fastest(
     """Return the fastest artifact, or the smallest that is as fast, and the others that are as fast."""
     fastest = max(subjects, key=_speed)
     for subject in subjects:  # two speed-ups over the baseline do not compare the two with each other
-        if (ratio := faster(subject, fastest)) and ratio.verdict == "faster":
+        if (ratio := compare_speed(subject, fastest)) and ratio.verdict == "faster":
             fastest = subject
     ties = [
         subject for subject in subjects
-        if subject is not fastest and (ratio := faster(subject, fastest)) and _is_same_speed(ratio)
+        if subject is not fastest and (ratio := compare_speed(subject, fastest)) and _is_same_speed(ratio)
     ]  # fmt: skip
     equals, best = [fastest, *ties], fastest
     if fastest.size_bytes is not None:
@@ -239,9 +239,9 @@ def _reasons(
     count = len(source.measured)
     if recommended.is_baseline:
         slow = [s.label for s in allowed if not s.is_baseline]
-        return [f"No loss of accuracy, but no significant speed-up: {listed(slow)}."] if slow else []
+        return [f"No loss of accuracy, but no significant speed-up: {join_names(slow)}."] if slow else []
     if equals:
-        names = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
+        names = join_names([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
         smallest = any((s.size_bytes or 0.0) > (recommended.size_bytes or 0.0) for s in equals)
         better = (
             f"it is smaller ({bytes_text(recommended.size_bytes)})" if smallest else "its median is the best"
@@ -251,7 +251,7 @@ def _reasons(
         s for s in allowed if s is not recommended and s not in equals and not _is_slower(s, recommended)
     ]
     if unclear:
-        names = listed([s.label for s in unclear])
+        names = join_names([s.label for s in unclear])
         sentences.append(f"The measurement does not separate its speed from that of {names}: measure longer.")
     elif count > 2 and not equals:
         kind = "" if len(allowed) == count else f" of the {len(allowed)} that kept their accuracy"
@@ -268,7 +268,7 @@ def _reasons(
 
 def _is_slower(subject: ReportedArtifact, other: ReportedArtifact) -> bool:
     """Return whether `subject` is slower beyond doubt, or in another measurement."""
-    ratio = faster(subject, other)
+    ratio = compare_speed(subject, other)
     return ratio is None or ratio.verdict == "slower"
 
 
@@ -297,7 +297,7 @@ def _caveats(source: ReportSource, recommended: ReportedArtifact | None) -> list
     if noise.get("noisy"):
         cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
     if machines := source.results.machines:
-        names = listed(list(machines))
+        names = join_names(list(machines))
         cautions.append(f"Several measurements ({names}): each row is compared with its own baseline.")
     if source.baseline and source.baseline.row.accuracy and source.baseline.row.accuracy.suspicion:
         cautions.append(f"{source.baseline.row.accuracy.suspicion}.")
@@ -307,7 +307,7 @@ def _caveats(source: ReportSource, recommended: ReportedArtifact | None) -> list
         cautions += [f"{recommended.label}: {text}." for text in recommended.row.warnings]
     for status, words in (("failed", "failed"), ("not run", "could not run here")):
         if unmeasured := [s.label for s in source.subjects if s.row.status == status]:
-            cautions.append(f"{listed(unmeasured)} {words}; the reasons are below.")
+            cautions.append(f"{join_names(unmeasured)} {words}; the reasons are below.")
     return list(dict.fromkeys(cautions))
 
 
@@ -318,7 +318,7 @@ def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
         if not floats:
             continue
         plain = max(floats, key=_speed)
-        ratio = faster(quantized, plain)
+        ratio = compare_speed(quantized, plain)
         if ratio is not None and ratio.verdict == "slower":
             cautions.append(
                 f"{quantized.label} is slower than {plain.label} "
@@ -343,7 +343,7 @@ def _weak_accuracy(recommended: ReportedArtifact, max_drop: float | None) -> lis
     return []
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return names as part of a sentence, "a, b and c"; after six, "n more"."""
     shown = list(names[:6])
     if len(names) > len(shown):

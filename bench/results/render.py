@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from ...core import figures
-from ...core.figures import DASH, bytes_text, figure, saved, times
+from ...core.figures import DASH, bytes_text, figure, saving, times
 from ...core.files import write_text
 from ...core.plain_text import plain
 from ...spec.engines import rows
@@ -133,7 +133,7 @@ COLUMNS: tuple[Column, ...] = (
         of_file=True,
     ),
     Column(
-        "size_saved", "size saved", lambda row, is_baseline: DASH if is_baseline else saved(row.size_ratio),
+        "size_saved", "size saved", lambda row, is_baseline: DASH if is_baseline else saving(row.size_ratio),
         places=("markdown", "details"), rank=22, of_file=True,
     ),
     Column(
@@ -160,7 +160,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("weights", "weights", lambda row, _: bytes_text(row.weights_bytes), "weights_bytes", ()),
     Column(
         "memory_saved", "memory saved",
-        lambda row, is_baseline: DASH if is_baseline else saved(row.memory_ratio), "memory_ratio",
+        lambda row, is_baseline: DASH if is_baseline else saving(row.memory_ratio), "memory_ratio",
         ("markdown", "details"), 42, {"details": "peak memory saved"},
     ),
     Column("machine", "machine", lambda row, _: row.machine, "machine", ()),

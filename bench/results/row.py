@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
-from ...spec.words import METRICS, is_own_metric
+from ...spec.words import METRICS, is_user_metric
 from .statistics import Positive, Speedup
 
 Status = Literal["measured", "not run", "failed"]
@@ -31,7 +31,7 @@ _IN_OWN_UNITS = ("perplexity", "kl", "mse")
 def unit_of(metric: str) -> Unit:
     """Return the unit of a metric's drop: "points" for values within -1 and 1, "units" for other metrics."""
     name = metric.partition(":")[0]
-    is_share = name in METRICS and name not in _IN_OWN_UNITS and not is_own_metric(metric)
+    is_share = name in METRICS and name not in _IN_OWN_UNITS and not is_user_metric(metric)
     return "points" if is_share else "units"
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.artifact import Check
-from ...core.files import digest_files, held_folder, remove_stale
+from ...core.files import digest_files, locked_folder, remove_stale
 from ...core.files.storage import storage_error
 from ...core.progress import Progress, silent
 from ...errors import ArtifactError, InvalidOption, QCompileError
-from ...model.sources.archives import trusting
+from ...model.sources.archives import trust_files
 from ...spec.decode import Refused, spec_from_call
 from ...spec.looking import TritonOptions, TritonSpec
 from .triton_config import (
@@ -85,7 +85,7 @@ def beside(repository: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             repository.mkdir(parents=True, exist_ok=True)
-            temporary = stack.enter_context(held_folder(_place(repository)))
+            temporary = stack.enter_context(locked_folder(_place(repository)))
         except OSError as error:
             raise _refused(repository, error) from error
         try:
@@ -218,7 +218,7 @@ def package_triton(
     present = [number for number in versions_in(folder) if number != version]
     _check_place(folder, present, checked)
     progress("check the artifact")
-    with trusting(checked.trust):
+    with trust_files(checked.trust):
         model = read_triton_model(Path(artifact))
         config = make_config(model, name, checked)
         for number in present:

@@ -77,7 +77,7 @@ def find_branches(run: Callable[[Feeds], Outputs], samples: Sequence[Feeds]) -> 
             if place in seen and seen[place] == {way}:
                 continue
             try:
-                with going(ways):
+                with forced_ways(ways):
                     forced = run(feeds)
             except _Loop:
                 return "differs"
@@ -122,7 +122,7 @@ def _raised_at(error: BaseException, place: Place) -> bool:
 
 
 @contextmanager
-def going(ways: Mapping[Place, bool]) -> Iterator[None]:
+def forced_ways(ways: Mapping[Place, bool]) -> Iterator[None]:
     """Force these ways in the block, whatever the values are."""
     evaluations: dict[Place, int] = {}
 

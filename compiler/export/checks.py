@@ -20,14 +20,14 @@ from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
 from ...model.graph.input_notes import AxisRange
 from ...model.sessions.random_input import EXTENTS
-from ...model.sources.example import CHECK_EXTENTS, Example, flat_outputs, known_inputs, make_example
+from ...model.sources.example import CHECK_EXTENTS, Example, declared_inputs, flat_outputs, make_example
 from ...model.sources.preprocessing import Preprocessing
 from ...model.sources.pytorch import WITHOUT_CACHE, ForeignOutput, LoadedModel, flat_tensors, without_cache
 from ...model.sources.user_code import where_raised
 from ...spec.tensors import Feeds, TensorInfo, format_shape
 from ..check import OnnxReference, Outputs, compare_outputs
 from .axes import Axes
-from .data_axes import Shapes, inputs_of_data, told, varying_axes, with_preprocessing
+from .data_axes import Shapes, inputs_of_data, varying_axes, varying_axes_check, with_preprocessing
 
 _SEVERAL = 8  # batches of the data
 
@@ -88,9 +88,9 @@ def open_original(
     checks: list[Check] = []
     if data is not None:
         inputs, shapes = inputs_of_data(loaded, inputs, data, read)
-        varying = varying_axes(known_inputs(loaded, inputs), shapes, dynamic)
+        varying = varying_axes(declared_inputs(loaded, inputs), shapes, dynamic)
         dynamic = [*dynamic, *(f"{name}:{axis}={label}" for (name, axis), label in varying.items())]
-        checks = told(varying, shapes)
+        checks = varying_axes_check(varying, shapes)
     first = make_example(loaded, inputs, dynamic)
     if data is not None:
         samples = read(data, with_preprocessing(first.inputs, preprocessing))
@@ -308,13 +308,13 @@ class ExportComparison:
         if is_limited and self._compare_at(names, beyond) == "differs":
             if self._data_lies_in(names, limits):
                 self.warnings.append(
-                    f"axis {name!r} takes {spelled(limits)}, where all samples lie: the model branches on "
-                    "its extent, and beyond these the file's outputs differ"
+                    f"axis {name!r} takes {format_range(limits)}, where all samples lie: the model branches "
+                    "on its extent, and beyond these the file's outputs differ"
                 )
                 return
             raise ExportError(
                 f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
-                f"branches on its extent, and the file is right only for {spelled(limits)}",
+                f"branches on its extent, and the file is right only for {format_range(limits)}",
                 hint=f"declare the range in `inputs`: {name}={limits.minimum}..{limits.maximum}",
             )
         self._lower_minimum(names, max(required.minimum, 2) - 1)
@@ -377,7 +377,7 @@ class ExportComparison:
         raise ModelError(message, hint=hint)
 
 
-def spelled(limits: AxisRange) -> str:
+def format_range(limits: AxisRange) -> str:
     """Return a range in words: "32 to 512, multiples of 8"."""
     end = "or more" if limits.maximum is None else f"to {limits.maximum}"
     return f"{limits.minimum} {end}" + (f", multiples of {limits.multiple}" if limits.multiple > 1 else "")

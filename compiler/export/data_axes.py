@@ -17,8 +17,8 @@ from ...core.artifact import Check
 from ...data.batches import Data
 from ...data.kinds import ARRAYS
 from ...data.spelling import FUNCTION
-from ...model.sources.example import forward_parameters, known_inputs
-from ...model.sources.preprocessing import Preprocessing, as_json, fit_preprocessing
+from ...model.sources.example import declared_inputs, forward_parameters
+from ...model.sources.preprocessing import Preprocessing, as_json, match_preprocessing
 from ...model.sources.pytorch import LoadedModel
 from ...spec.tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
 
@@ -38,7 +38,7 @@ def with_preprocessing(
     inputs: Sequence[TensorInfo], preprocessing: Preprocessing | None
 ) -> tuple[TensorInfo, ...]:
     """Return the inputs with the preprocessing fitted to them, or unchanged inputs without preprocessing."""
-    fitted = fit_preprocessing(preprocessing, inputs) if preprocessing is not None else {}
+    fitted = match_preprocessing(preprocessing, inputs) if preprocessing is not None else {}
     return tuple(
         replace(tensor, preprocessing=as_json(fitted[tensor.name])) if tensor.name in fitted else tensor
         for tensor in inputs
@@ -52,7 +52,7 @@ def inputs_of_data(
 
     Only functions and arrays have shapes; data of other kinds is fitted to the inputs.
     """
-    inputs = known_inputs(loaded, spelled)
+    inputs = declared_inputs(loaded, spelled)
     kind = read(data, inputs).spelling.kind
     if kind not in (FUNCTION, *ARRAYS):
         return spelled, {}
@@ -93,7 +93,7 @@ def varying_axes(inputs: Sequence[TensorInfo], shapes: Shapes, dynamic: Sequence
     return new_names
 
 
-def told(varying: Mapping[Place, str], shapes: Shapes) -> list[Check]:
+def varying_axes_check(varying: Mapping[Place, str], shapes: Shapes) -> list[Check]:
     """Return a check that lists the varying axes and their extents; nothing if no axis varies."""
     lines = []
     for name in dict.fromkeys(varying.values()):

@@ -17,11 +17,11 @@ from ...errors import ExportError, InvalidOption, ModelError, QCompileError
 from ...model.graph.graph import graph_precision
 from ...model.graph.input_notes import AxisRange, write_notes
 from ...model.graph.onnx_file import Graph, read_graph, write_behind_graph
-from ...model.sources.archives import trusting
+from ...model.sources.archives import trust_files
 from ...model.sources.example import name_outputs
 from ...model.sources.load import find_preprocessing, load_torch
 from ...model.sources.preprocessing import Preprocessing
-from ...model.sources.pytorch import LoadedModel, computes_otherwise_in_training, evaluated
+from ...model.sources.pytorch import LoadedModel, depends_on_training_mode, in_evaluation_mode
 from ...model.sources.source import TENSORFLOW_KINDS, Source, parse_source
 from ...spec.decode import spec_from_call
 from ...spec.models import ExportOptions, ExportSpec
@@ -30,13 +30,13 @@ from ...spec.tensors import TensorInfo
 from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
 from .axes import rename_axes, require_axes
-from .branches import find_branches, going
+from .branches import find_branches, forced_ways
 from .captured_forms import captured_forms
-from .checks import ExportComparison, Original, open_original, spelled
+from .checks import ExportComparison, Original, format_range, open_original
 from .data_axes import VARYING, with_preprocessing
 from .in_float32 import DataInFloat32, InFloat32, float32_inputs, type_warnings
-from .onnx_source import TOOLS, convert_tensorflow, input_notes, take_onnx
-from .write import Written, finish, lower_to, write_back, write_model
+from .onnx_source import TOOLS, convert_tensorflow, export_onnx, input_notes
+from .write import WriteResult, complete_graph, lower_to, write_back, write_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -102,24 +102,24 @@ def export(
             f"`dtype` {spec.dtype}: {source.spec} is no PyTorch model; its types are fixed", option="dtype"
         )
     if isinstance(source, Source) and source.kind == "onnx":
-        return take_onnx(source, output, data, samples)
+        return export_onnx(source, output, data, samples)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         progress("convert to ONNX")
         with temporary_folder("tensorflow", source.spec) as folder:
             converted, versions = convert_tensorflow(source, folder / "model.onnx", spec, inputs)
-            return take_onnx(converted, output, data, samples, versions)
+            return export_onnx(converted, output, data, samples, versions)
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
         register_operators()  # the program may contain them
     with ExitStack() as stack:
         if isinstance(source, Source):
-            with trusting(spec.trust):
+            with trust_files(spec.trust):
                 loaded, label = load_torch(source), source.spec
         else:
             for part in source.modules():  # restore each mode afterwards
                 stack.callback(setattr, part, "training", part.training)
-            was_training, label = computes_otherwise_in_training(source), type(source).__name__
-            loaded = LoadedModel(evaluated(source), None, was_training)
+            was_training, label = depends_on_training_mode(source), type(source).__name__
+            loaded = LoadedModel(in_evaluation_mode(source), None, was_training)
         if any("fake_quant_enabled" in part._buffers for part in loaded.module.modules()):
             raise ExportError(  # it rounds in Python code, which has no ONNX form
                 f"{label}: holds fake quantization that is still in training",
@@ -177,7 +177,7 @@ def _export(
         example = original.example
         graph = Graph(written.model, path) if written.model is not None else read_graph(path)
         lower_to(graph, opset_version, label)
-        finish(graph, spec.target)
+        complete_graph(graph, spec.target)
         rename_axes(graph.model, written.axes, example)
         progress("check the ONNX file")
         graph = write_back(graph)
@@ -215,14 +215,14 @@ def _export(
             places = ", ".join(written.frozen)
             warnings.append(f"frozen as the example takes them: branches and values at {places}")
         limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
-        warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
+        warnings += [f"axis {name!r} takes {format_range(limits)}" for name, limits in limited.items()]
         warnings += comparison_warnings
         manifest = graph_manifest("export", graph.model, TOOLS, options, checks=checks, warnings=warnings)
         return Artifact(output, commit(path, manifest))
 
 
 @contextmanager
-def _first_reason(written: Written, label: str, *, freeze_branches: bool) -> Iterator[None]:
+def _first_reason(written: WriteResult, label: str, *, freeze_branches: bool) -> Iterator[None]:
     """If the older exporter's file is rejected, raise an error that also has the newer exporter's reason."""
     try:
         yield
@@ -238,14 +238,14 @@ def _first_reason(written: Written, label: str, *, freeze_branches: bool) -> Ite
 
 def _write(
     original: Original, names: Sequence[str], opset_version: int, path: Path, *, freeze_branches: bool
-) -> Written:
+) -> WriteResult:
     """Write the file; if a guessed extent makes an axis too narrow, write again with larger extents.
 
     For example, convolutions may reduce a short input to one frame, and the graph then holds for one frame.
     """
     write_once = partial(write_model, original, names, opset_version, path, freeze_branches=freeze_branches)
 
-    def write() -> Written:
+    def write() -> WriteResult:
         with captured_forms() as notes:
             try:
                 written = write_once()
@@ -255,12 +255,12 @@ def _write(
                 branches = find_branches(original.outputs, original.several())
                 if branches is None:
                     raise
-                with going(branches.ways):
+                with forced_ways(branches.ways):
                     written = write_once()
                 notes.add(str(branches))
         return replace(written, notes=tuple(notes))
 
-    def narrow(written: Written) -> list[str]:
+    def narrow(written: WriteResult) -> list[str]:
         """Return the axes with guessed extents that the file limits to less than `_NARROW` times these."""
         example = original.example
         return [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.artifact import Artifact, Check, carried_isa, commit, read_manifest
+from ...core.artifact import Artifact, Check, commit, isa_option, read_manifest
 from ...core.files import public_names, writing
 from ...data.batches import Data
 from ...errors import InvalidOption
@@ -52,7 +52,7 @@ def input_notes(
     }
 
 
-def take_onnx(
+def export_onnx(
     source: Source,
     output: Path,
     data: str | None,
@@ -84,7 +84,7 @@ def take_onnx(
             write_notes(proto, notes)
             save_onnx(proto, path)
         manifest = read_manifest(source.file)
-        options = {"model": source.spec, "opset": opset(proto), **carried_isa(manifest)}
+        options = {"model": source.spec, "opset": opset(proto), **isa_option(manifest)}
         options |= {"exporter": "tf2onnx"} if converter else {}
         manifest = graph_manifest("export", proto, TOOLS, options, checks=checks)
         manifest = commit(path, replace(manifest, tools={**manifest.tools, **(converter or {})}))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteResult:
     """How a file was written.
 
     Attributes:
@@ -63,7 +63,7 @@ class Written:
 
 def write_model(
     original: Original, names: Sequence[str], opset_version: int, path: Path, *, freeze_branches: bool
-) -> Written:
+) -> WriteResult:
     """Write the model; its opset may differ from `opset_version` (`lower_to`).
 
     `freeze_branches` allows the trace to freeze branches on input values as the example takes them.
@@ -87,9 +87,9 @@ def write_model(
                 _write_traced(trace, example, names, opset_version, path)
             except Exception:
                 raise explain_export_failure(error, label) from error
-        return Written("torchscript", axes)
+        return WriteResult("torchscript", axes)
     try:
-        return Written("dynamo", *_write_captured(module, example, names, opset_version, path))
+        return WriteResult("dynamo", *_write_captured(module, example, names, opset_version, path))
     except Exception as error:  # PyTorch raises any type
         explained = explain_export_failure(error, label)
         if not _may_be_traced(module, example, explained):
@@ -103,7 +103,7 @@ def write_model(
             raise explained from error
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
             raise explained from error  # the trace contains one way of a branch on values
-        return Written("torchscript", axes, reason=explained, frozen=tuple(frozen))
+        return WriteResult("torchscript", axes, reason=explained, frozen=tuple(frozen))
 
 
 def _by_position(example: Example) -> Any:
@@ -141,7 +141,7 @@ def lower_to(graph: Graph, opset_version: int, label: str) -> None:
         ) from error
 
 
-def finish(graph: Graph, target: GraphTarget) -> None:
+def complete_graph(graph: Graph, target: GraphTarget) -> None:
     """Rewrite a model in plain forms, and complete the Q/DQ of a model with trained scales."""
     if to_plain_forms(graph.model):
         graph.edited()

@@ -38,11 +38,11 @@ from .scope import (
     Links,
     NodeQuery,
     Replace,
-    comes_from,
-    finding,
-    nearest,
+    find_producer_chain,
+    iterate_consumers,
+    nearest_producer,
     node_name,
-    reached,
+    node_query,
     replace_nodes,
 )
 
@@ -67,10 +67,10 @@ _PROJECTIONS = ("MatMul", "Gemm", "Add", "LayerNormalization")
 _TO_VALUES = frozenset("Cast Identity Dropout Where".split())
 
 
-@finding("Resize")
+@node_query("Resize")
 def find_resizes_behind_if(node: onnx.NodeProto, links: Links) -> object:
     """Match a Resize of a transposed output of an If."""
-    return comes_from(node.input[0], links.made_by, "Transpose", "If")
+    return find_producer_chain(node.input[0], links.made_by, "Transpose", "If")
 
 
 def find_attention(model: onnx.ModelProto) -> list[str]:
@@ -84,7 +84,7 @@ def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
     input_names -= {tensor.name for tensor in model.graph.initializer}
 
     def matches(operand: str) -> bool:
-        node = comes_from(operand, made_by, "Transpose")
+        node = find_producer_chain(operand, made_by, "Transpose")
         return node is not None and node.input[0] in input_names
 
     names = [node_name(node) for pair in _attentions(model) for node in pair if any(map(matches, node.input))]
@@ -99,11 +99,11 @@ def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
     made_by, constants = producers(model.graph), constant_names(model)
 
     def is_reduced(operand: str) -> bool:
-        node = nearest(operand, made_by, (*SAME, *PLACES, *_SCALES, *_PROJECTIONS), constants)
+        node = nearest_producer(operand, made_by, (*SAME, *PLACES, *_SCALES, *_PROJECTIONS), constants)
         if node is None or node.op_type != "Conv":
             return False
         strides = list(attribute(node, "strides", []))
-        tokens = nearest(node.input[0], made_by, (*SAME, "Transpose"))
+        tokens = nearest_producer(node.input[0], made_by, (*SAME, "Transpose"))
         is_patching = max(strides, default=1) > 1 and strides == list(attribute(node, "kernel_shape", []))
         return is_patching and tokens is not None and tokens.op_type == "Reshape"
 
@@ -120,7 +120,7 @@ def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
         return all(term is not None and term.op_type == "Mul" for term in terms)
 
     def is_partly_rotated(operand: str) -> bool:
-        node = nearest(operand, made_by, (*SAME, *PLACES, *_SCALES), constants)
+        node = nearest_producer(operand, made_by, (*SAME, *PLACES, *_SCALES), constants)
         return node is not None and node.op_type == "Concat" and len({*map(is_rotated, node.input)}) > 1
 
     return [node_name(first) for first, _ in _attentions(model) if any(map(is_partly_rotated, first.input))]
@@ -132,7 +132,7 @@ def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
 
     def fits(node: onnx.NodeProto) -> bool:
         siblings = {reader.op_type for reader in read_by[node.input[0]]}
-        downstream = reached(node.output[0], read_by, (*SAME, *PLACES, "Expand"))
+        downstream = iterate_consumers(node.output[0], read_by, (*SAME, *PLACES, "Expand"))
         return "ReduceMax" in siblings and {"Sub", "Add"} <= {reader.op_type for reader in downstream}
 
     return [node_name(node) for node in model.graph.node if node.op_type == "ReduceMin" and fits(node)]
@@ -157,7 +157,7 @@ def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeP
                     first = producer
                 elif producer is not None and producer.op_type in _SCALING:
                     pending.extend(reversed(producer.input))
-            downstream = reached(node.output[0], read_by, _TO_VALUES)
+            downstream = iterate_consumers(node.output[0], read_by, _TO_VALUES)
             second = next((reader for reader in downstream if reader.op_type == "MatMul"), None)
             if first is not None and second is not None:
                 pairs.append((first, second))
@@ -183,10 +183,11 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "cumsum-axes": _with_rewrite(exact.find_mixed_cumsums, exact.cumsum_by_product),
     "mod-by-float": _with_rewrite(exact.find_integer_mods, exact.exact_mod),
     "group-norm-of-one": _with_rewrite(
-        finding("GroupNormalization")(lambda node, _: attribute(node, "num_groups") == 1), group_normalization
+        node_query("GroupNormalization")(lambda node, _: attribute(node, "num_groups") == 1),
+        group_normalization,
     ),
     "recurrent-layout": _with_rewrite(
-        finding("LSTM GRU RNN")(lambda node, _: attribute(node, "layout", 0) == 1), exact.time_first
+        node_query("LSTM GRU RNN")(lambda node, _: attribute(node, "layout", 0) == 1), exact.time_first
     ),
     "requantized-layer": FaultyGraph(exact.find_requantized, exact.keep_layers_apart),
     "reduced-axes": _with_rewrite(exact.find_reduced_axes, exact.by_sum),
@@ -199,10 +200,12 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "shifted-count": _with_rewrite(find_shifted_counts, with_max),
     "reduced-scale": _with_rewrite(find_reduced_scales, with_max, quantized=True),
     "shape-slice": _with_rewrite(
-        finding("Shape")(lambda node, _: attribute(node, "start", 0) or attribute(node, "end") is not None),
+        node_query("Shape")(
+            lambda node, _: attribute(node, "start", 0) or attribute(node, "end") is not None
+        ),
         slice_shape,
     ),
-    "scatter-reduction": FaultyGraph(finding("ScatterElements ScatterND")(lambda node, _: reduces(node))),
+    "scatter-reduction": FaultyGraph(node_query("ScatterElements ScatterND")(lambda node, _: reduces(node))),
     "resize-behind-if": FaultyGraph(find_resizes_behind_if),
     "transposed-input-attention": FaultyGraph(find_attention_of_transposed_inputs),
     "fused-attention-sm120": FaultyGraph(find_attention),

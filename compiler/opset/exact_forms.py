@@ -15,8 +15,8 @@ CumSum becomes a product with a triangular matrix of ones, where a runtime confu
                                               ReduceSum(x[.., :, None] * triangle, axis -2), integers
 
 ONNX Runtime's optimizer quantizes the weight or bias of some layers behind a DequantizeLinear although the
-graph does not (`requantized` in `model/sessions`). A Sum of one operand, which returns the operand, prevents
-this; an Identity does not, as the optimizer removes it:
+graph does not (`find_requantized_layers` in `model/sessions`). A Sum of one operand, which returns the
+operand, prevents this; an Identity does not, as the optimizer removes it:
 
     x ─ DQ ─ Conv        becomes        x ─ DQ ─ Sum ─ Conv
 
@@ -37,14 +37,14 @@ from onnx import helper
 
 from ...model.graph.graph import ONNX_DOMAINS, attribute, consumers, every_graph, opset
 from ...model.graph.graph_edits import drop_attributes
-from ...model.sessions.session import requantized
-from .scope import Chain, Links, Scope, every_scope, find_nodes, finding, node_name, reached
+from ...model.sessions.session import find_requantized_layers
+from .scope import Chain, Links, Scope, every_scope, find_nodes, iterate_consumers, node_name, node_query
 
 _BATCH_SECOND = (1, 0, 2)
 _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, time, directions, hidden]
 
 
-@finding("Mod")
+@node_query("Mod")
 def find_integer_mods(node: onnx.NodeProto, links: Links) -> bool:
     """Match an integer Mod (fmod = 0), unless its dividend comes from shapes: these values are small."""
     return not attribute(node, "fmod", 0) and not _comes_from_shapes(node.input[0], links.made_by)
@@ -190,12 +190,12 @@ def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def find_requantized(model: onnx.ModelProto) -> list[str]:
     """Return the names of the layers that ONNX Runtime's optimizer would quantize wrongly."""
-    return [node_name(node) for _, node in requantized(model)]
+    return [node_name(node) for _, node in find_requantized_layers(model)]
 
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     """Insert a Sum in front of each of these layers, in place; return the names of the layers."""
-    layers = list(requantized(model))
+    layers = list(find_requantized_layers(model))
     names = [node_name(node) for _, node in layers]
     for graph, layer in layers:
         result, separated = layer.output[0], f"{layer.output[0]}/apart"
@@ -220,7 +220,7 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
     return find_nodes(model, "GridSample", lambda node, _: attribute(node, "mode") in ("linear", "cubic"))
 
 
-@finding("GridSample")
+@node_query("GridSample")
 def find_cubic_modes(node: onnx.NodeProto, _: Links) -> bool:
     """Match mode "cubic", which all parsers know only by its name in older opsets."""
     return bool(attribute(node, "mode") == "cubic")
@@ -242,7 +242,7 @@ def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
         samples_by_concat: dict[str, list[str]] = {}
         for node in graph.node:
             if node.op_type == "GridSample" and attribute(node, "mode", "linear") in _BILINEAR:
-                for reader in reached(node.output[0], read_by, _CARRIED_BY):
+                for reader in iterate_consumers(node.output[0], read_by, _CARRIED_BY):
                     if reader.op_type == "Concat":
                         samples_by_concat.setdefault(node_name(reader), []).append(node_name(node))
         names += [name for samples in samples_by_concat.values() if len(samples) > 1 for name in samples]

@@ -18,7 +18,7 @@ from ...model.graph.graph import (
 )
 from ...model.graph.graph_edits import refill, set_nodes
 from ...model.graph.graph_names import Aliases, name_nodes
-from ...model.graph.onnx_file import Graph, written_here
+from ...model.graph.onnx_file import Graph, report_as_defect
 from ..check import OnnxReference, compare_outputs, sample_feeds
 from .lower import lower_opset
 
@@ -52,7 +52,7 @@ def _require_same(graph: Graph, converted: Graph, data: str | None) -> None:
     """Raise ModelError if a graph and its conversion differ, on samples of `data` or on random input."""
     reference = OnnxReference(graph)
     feeds = list(sample_feeds(graph.model, data, reference))
-    with written_here(graph.path, "another opset"):
+    with report_as_defect(graph.path, "another opset"):
         converted_outputs = OnnxReference(converted)
         pairs = [(reference(item), converted_outputs(item)) for item in feeds]
     check = compare_outputs("same outputs as before", reference.names, pairs)
@@ -78,7 +78,7 @@ def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
         before = [reference(item) for item in feeds]
     except ModelError as error:
         return [f"{_NOT_COMPARED}: {error.message}"]
-    with written_here(graph.path, "a rewrite"):
+    with report_as_defect(graph.path, "a rewrite"):
         after = OnnxReference(rewritten, integers=False)
         pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
     lowest = _LOWEST_DB if graph_precision(graph.model) == "fp32" else _LOWEST_ROUNDED_DB

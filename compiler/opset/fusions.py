@@ -40,13 +40,13 @@ from .scope import (
     Chain,
     Links,
     Scope,
-    comes_from,
     every_scope,
     find_nodes,
-    finding,
-    nearest,
+    find_producer_chain,
+    iterate_consumers,
+    nearest_producer,
     node_name,
-    reached,
+    node_query,
 )
 
 _LOWEST = {
@@ -86,24 +86,24 @@ _TO_GATHER = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squee
 """Those of `_MOVED` that may stand between a product and a Gather."""
 
 
-@finding("ReduceMax ReduceMin")
+@node_query("ReduceMax ReduceMin")
 def find_quantized_extrema(node: onnx.NodeProto, links: Links) -> bool:
     """Match a ReduceMax or ReduceMin with a QuantizeLinear behind it (case 1)."""
     return not _has_max(node, links) and _is_quantized(node, links, _FUSED)
 
 
-@finding(_ALL_REDUCTIONS)
+@node_query(_ALL_REDUCTIONS)
 def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
     """Match a reduction without keepdims in front of a per-channel operand and a QuantizeLinear (case 2)."""
     if attribute(node, "keepdims", 1) or _has_max(node, links):
         return False
     return any(
         reader.op_type in _FUSED and _has_row(reader, links) and _is_quantized(reader, links, _FUSED)
-        for reader in reached(node.output[0], links.read_by, _FUSED)
+        for reader in iterate_consumers(node.output[0], links.read_by, _FUSED)
     )
 
 
-@finding(" ".join(_LINEAR))
+@node_query(" ".join(_LINEAR))
 def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
     """Match per-channel factors or offsets between an int8 product and a QuantizeLinear (case 3)."""
     readers = links.read_by.get(node.output[0], ())
@@ -111,27 +111,29 @@ def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
     is_read = any(reader.op_type == "QuantizeLinear" for reader in readers)
     if not is_read or not _has_row(node, links) or len(varying) != 1:
         return False
-    product = nearest(varying[0], links.made_by, (*_LINEAR, *_BOUNDS), links.stored)
+    product = nearest_producer(varying[0], links.made_by, (*_LINEAR, *_BOUNDS), links.stored)
     if product is None or product.op_type not in ("Gemm", "MatMul"):
         return False
-    is_int8 = comes_from(product.input[0], links.made_by, "DequantizeLinear") is not None
+    is_int8 = find_producer_chain(product.input[0], links.made_by, "DequantizeLinear") is not None
     is_bias = node.op_type == "Add" and len(product.input) < 3 and varying[0] == product.output[0]
     return is_int8 and not is_bias and len(links.shapes.get(product.output[0], "nc")) == 2
 
 
-@finding("Reshape")
+@node_query("Reshape")
 def find_reduced_scales(node: onnx.NodeProto, links: Links) -> bool:
     """Match a Reshape between an int8 convolution with a scale that may move and a reduction (case 6)."""
-    readers = reached(node.output[0], links.read_by, _MOVED)
+    readers = iterate_consumers(node.output[0], links.read_by, _MOVED)
     return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_free_scale(node.input[0], links)
 
 
-@finding(_PRODUCTS)
+@node_query(_PRODUCTS)
 def find_gathered_scales(node: onnx.NodeProto, links: Links) -> bool:
     """Match an int8 product without bias in front of a Gather with a scalar index (case 7)."""
     if not _reads_integers(node, links) or _has_bias(node, links):
         return False
-    return any(_takes_index(reader, links) for reader in reached(node.output[0], links.read_by, _TO_GATHER))
+    return any(
+        _takes_index(reader, links) for reader in iterate_consumers(node.output[0], links.read_by, _TO_GATHER)
+    )
 
 
 def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
@@ -140,7 +142,7 @@ def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
     def is_shifted(node: onnx.NodeProto, links: Links) -> bool:
         return any(
             reader.op_type == "Neg" or (reader.op_type in _LINEAR and links.constants & {*reader.input})
-            for reader in reached(node.output[0], links.read_by, _PLACES)
+            for reader in iterate_consumers(node.output[0], links.read_by, _PLACES)
         )
 
     names = find_nodes(model, _ALL_REDUCTIONS, is_shifted)
@@ -190,13 +192,13 @@ def _merged_biases(node: onnx.NodeProto, links: Links, *, shaped: bool) -> Seque
     return [*names] if names and _is_dynamic(node, links) else []
 
 
-@finding(_PRODUCTS)
+@node_query(_PRODUCTS)
 def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
     """Match an int8 product without bias in front of a Reshape of its dynamic batch (case 5)."""
     if not _reads_integers(node, links) or _has_bias(node, links) or not _is_dynamic(node, links):
         return False
     matrix = links.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()
-    readers = reached(node.output[0], links.read_by, _MOVED)
+    readers = iterate_consumers(node.output[0], links.read_by, _MOVED)
     return len(matrix) < 3 and any(_mixes_batch(reader, matrix, links) for reader in readers)
 
 
@@ -221,7 +223,7 @@ def _is_inserted_max(node: onnx.NodeProto) -> bool:
 
 
 def _is_quantized(node: onnx.NodeProto, links: Links, passed: Collection[str]) -> bool:
-    readers = reached(node.output[0], links.read_by, passed)
+    readers = iterate_consumers(node.output[0], links.read_by, passed)
     return any(reader.op_type == "QuantizeLinear" for reader in readers)
 
 

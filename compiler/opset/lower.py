@@ -32,14 +32,14 @@ import numpy as np
 import onnx
 
 from ...errors import ModelError, UnsupportedOperator
-from ...model.graph.choices import CHOICES, before_choices
+from ...model.graph.choices import CHOICES, selection_inputs
 from ...model.graph.graph import ONNX_DOMAINS, attribute, every_graph, opset
 from ...model.graph.graph_edits import drop_unread, drop_unused_initializers
 from ...model.graph.onnx_file import Graph, copy_model
 from ...model.graph.plain_forms import inline_functions
 from ...spec.opsets import NEWEST, OLDEST
 from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
-from .schemas import COMPATIBLE, trim, why_other, write_out
+from .schemas import COMPATIBLE, expand_body, trim, why_invalid
 from .scope import Chain, Rewrite, Scope, replace_nodes
 
 _MAX_DEPTH = 8  # levels of function bodies
@@ -103,7 +103,7 @@ def _write_out(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx
     rules = DECOMPOSITIONS.keys() if older is None else COMPATIBLE | REWRITES.keys()
     if _is_unchanged(node, newer, older) or newer is None or node.op_type in rules:
         return None
-    return write_out(node, scope, current) or None
+    return expand_body(node, scope, current) or None
 
 
 def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.NodeProto] | None:
@@ -128,7 +128,7 @@ def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.Nod
     for result in nodes:
         if result.op_type == operator:
             trim(result, older, newer)
-            if reason := why_other(result, scope, older, newer):
+            if reason := why_invalid(result, scope, older, newer):
                 raise scope.refusal(node, reason)
     return nodes
 
@@ -168,7 +168,7 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
         if not _lacks(node, operators, version):
             return None
         form = _FORMS.get(node.op_type)
-        nodes = form(node, scope) if form else write_out(node, scope, version)
+        nodes = form(node, scope) if form else expand_body(node, scope, version)
         return None if any(result.op_type == node.op_type for result in nodes) else nodes or None
 
     for _ in range(_MAX_DEPTH):
@@ -202,7 +202,7 @@ def require_operators(
                     f"build for {versions}" if versions else _WAY,
                 )
                 why, hint = next(rows, otherwise)
-                if node.op_type in CHOICES and (places := before_choices(model)):
+                if node.op_type in CHOICES and (places := selection_inputs(model)):
                     tensors = " and ".join(repr(place.tensor) for place in places[:_NAMED])
                     hint = (
                         f"end the model at {tensors} (onnx.utils.extract_model), and select behind it; {_OR}"

@@ -8,7 +8,7 @@ reset, hidden.
                               gates = P + hidden Rᵀ              │
                               one for each direction ───────────┘
 
-`open_recurrences` runs before the other products get Q/DQ, so its MatMul of the inputs gets Q/DQ with them.
+`rewrite_recurrences` runs before the other products get Q/DQ, so its MatMul of the inputs gets Q/DQ, too.
 `quantize_states` then places Q/DQ around the product of the state. An LSTM's state is a sigmoid times a tanh;
 a GRU's lies between its previous state and a tanh. The scale is therefore 1/127 and needs no calibration.
 """
@@ -39,19 +39,19 @@ _STATE = "state_product"
 
 
 def recurrent_inputs(model: onnx.ModelProto) -> set[str]:
-    """Return the inputs of the layers that `open_recurrences` rewrites: these tensors need a scale."""
+    """Return the inputs of the layers that `rewrite_recurrences` rewrites: these tensors need a scale."""
     stored = {tensor.name for tensor in model.graph.initializer}
-    return {node.input[0] for node in model.graph.node if why_closed(node, stored) == ""}
+    return {node.input[0] for node in model.graph.node if why_not_rewritten(node, stored) == ""}
 
 
-def closed_recurrences(model: onnx.ModelProto) -> dict[str, str]:
+def float_recurrences(model: onnx.ModelProto) -> dict[str, str]:
     """Return layer name to reason for the layers that are not rewritten and compute in floating point."""
     stored = {tensor.name for tensor in model.graph.initializer}
-    reasons = {node.name: why_closed(node, stored) for node in model.graph.node}
+    reasons = {node.name: why_not_rewritten(node, stored) for node in model.graph.node}
     return {name: reason or "it was excluded" for name, reason in reasons.items() if reason is not None}
 
 
-def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
+def why_not_rewritten(node: onnx.NodeProto, stored: Container[str]) -> str | None:
     """Return why a layer cannot be rewritten; "" if it can, None for other operators."""
     if node.op_type not in _PLAIN or node.domain not in ("", "ai.onnx"):
         return None
@@ -68,12 +68,12 @@ def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
     return "" if not operands[5] and not operands[6] else "its first state is given"
 
 
-def open_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[str]:
+def rewrite_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[str]:
     """Rewrite the layers of a model of opset 13 or newer in place, except `exclude`; return their names."""
     stored, names = {tensor.name: tensor for tensor in model.graph.initializer}, Names(model.graph)
     nodes, opened = [], []
     for node in model.graph.node:
-        if why_closed(node, stored) == "" and node.name not in exclude:
+        if why_not_rewritten(node, stored) == "" and node.name not in exclude:
             opened.append(node.name)
             nodes += _LayerRewrite(model.graph, node, stored, names.stem(node.name)).nodes()
         else:
@@ -85,13 +85,13 @@ def open_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) ->
 
 
 def quantize_states(model: onnx.ModelProto) -> int:
-    """Place Q/DQ around the state products from `open_recurrences`; return how many."""
+    """Place Q/DQ around the state products from `rewrite_recurrences`; return how many."""
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     count, nodes = 0, []
     for node in graph.node:
         for body in subgraphs(node) if node.op_type == "Scan" else ():
-            name = f"{node.name.removesuffix('scan')}{_STATE}"  # the name that `open_recurrences` gives it
+            name = f"{node.name.removesuffix('scan')}{_STATE}"  # the name that `rewrite_recurrences` gives it
             product = next((inner for inner in body.node if inner.name == name), None)
             if product is None:
                 continue

@@ -2,7 +2,7 @@
 
 ONNX gives an operator a new version for a new element type as well as for a new meaning. The operators in
 `COMPATIBLE` have the same meaning in opsets 7 to 25 (onnx, docs/Changelog.md): a node is valid in the older
-form if its types, operands and attributes are. `write_out` expands an operator into its function body
+form if its types, operands and attributes are. `expand_body` expands an operator into its function body
 (Attention, Mish, ...).
 """
 
@@ -66,7 +66,7 @@ def _is_redundant(node: onnx.NodeProto, name: str, value: Any) -> bool:
     return name in ("output_dtype", "precision") and value == TensorProto.FLOAT
 
 
-def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str:
+def why_invalid(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str:
     """Return why a node is invalid in the older form; empty if it is valid."""
     for name in [item.name for item in node.attribute]:
         if name not in older.attributes:
@@ -95,7 +95,7 @@ def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str
     return ""
 
 
-def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
+def expand_body(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
     """Return the nodes of an operator's function body, wired to the node's inputs and outputs, if any."""
     schema = onnx.defs.get_schema(node.op_type, version, "")
     body = _body(node, scope, schema, version)

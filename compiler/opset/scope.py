@@ -76,7 +76,7 @@ class Scope:
     def type(self, name: str) -> str:
         """Return a type as ONNX's schemas spell it ("tensor(float)"); empty if it is unknown."""
         proto = self._type(name)
-        return spelled(proto) if proto is not None else ""
+        return format_type(proto) if proto is not None else ""
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """Return the shape of a tensor, with None for an unknown extent; None if the rank is unknown."""
@@ -280,14 +280,14 @@ def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
             pending += [Scope(inner, inner_typed, target, scope) for inner, inner_typed in graphs]
 
 
-def spelled(proto: onnx.TypeProto) -> str:
+def format_type(proto: onnx.TypeProto) -> str:
     """Return a type as ONNX's schemas spell it: "tensor(float)", "seq(tensor(int64))"."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         number = proto.tensor_type.elem_type
         return f"tensor({onnx.TensorProto.DataType.Name(number).lower()})" if number else ""
     if kind in ("sequence_type", "optional_type"):
-        inner = spelled(getattr(proto, kind).elem_type)
+        inner = format_type(getattr(proto, kind).elem_type)
         return f"{'seq' if kind == 'sequence_type' else 'optional'}({inner})" if inner else ""
     return ""
 
@@ -303,12 +303,12 @@ def find_nodes(model: onnx.ModelProto, operators: str, fits: Fits = lambda *_: T
     ]
 
 
-def finding(operators: str) -> Callable[[Fits], NodeQuery]:
+def node_query(operators: str) -> Callable[[Fits], NodeQuery]:
     """Decorator: turn a predicate on a node into a function that lists the matching nodes."""
     return lambda fits: lambda model: find_nodes(model, operators, fits)
 
 
-def reached(
+def iterate_consumers(
     tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
 ) -> Iterator[onnx.NodeProto]:
     """Yield the consumers of a tensor, directly or through operators in `passed`."""
@@ -321,7 +321,7 @@ def reached(
                 seen.update(reader.output)
 
 
-def nearest(
+def nearest_producer(
     name: str, made_by: dict[str, onnx.NodeProto], passed: tuple[str, ...], constants: Collection[str] = ()
 ) -> onnx.NodeProto | None:
     """Return the nearest producer not in `passed`; None if a node between has several varying operands."""
@@ -335,11 +335,13 @@ def nearest(
     return node
 
 
-def comes_from(name: str, made_by: dict[str, onnx.NodeProto], *operators: str) -> onnx.NodeProto | None:
+def find_producer_chain(
+    name: str, made_by: dict[str, onnx.NodeProto], *operators: str
+) -> onnx.NodeProto | None:
     """Return the last node of the chain of producers `operators`, nearest first, skipping `SAME`; or None."""
     node = None
     for operator in operators:
-        node = nearest(name, made_by, SAME)
+        node = nearest_producer(name, made_by, SAME)
         if node is None or node.op_type != operator:
             return None
         name = node.input[0]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ...calibration.calibrate import one_by_one
+from ...calibration.calibrate import split_samples
 from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...data.readers import Batch
@@ -31,7 +31,7 @@ weights (BERT-base); without it a sample takes 0.03 s longer."""
 
 
 @dataclass
-class Rows:
+class ChannelRows:
     """Channel extremes and a subset of the rows of one observed tensor."""
 
     # smallest and largest value of each channel over all rows, float32 [channels]
@@ -48,26 +48,28 @@ class Rows:
 
 def observe_rows(
     model: Graph, axes: Mapping[str, int], data: Data, limit: int | None = None
-) -> dict[str, Rows]:
+) -> dict[str, ChannelRows]:
     """Run the samples; return the channel extremes and a subset of the rows of each tensor.
 
     Memory holds the complete tensors of one sample, and up to `_KEPT_ROWS` rows of each tensor, evenly spaced
     within each sample. `axes` maps each tensor to its channel axis.
     """
-    rows_of: dict[str, Rows] = {}
+    rows_of: dict[str, ChannelRows] = {}
     for arrays in run_samples(model, sorted(axes), data, limit):
         for name, array in arrays.items():
             rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
             if not rows.size:
                 continue
             step = max(1, -(-len(rows) // _ROWS_OF_SAMPLE))
-            sample = Rows(rows.min(axis=0), rows.max(axis=0), rows[::step].copy())
+            sample = ChannelRows(rows.min(axis=0), rows.max(axis=0), rows[::step].copy())
             if name not in rows_of:
                 rows_of[name] = sample
                 continue
             old = rows_of[name]
             subset = np.concatenate([old.rows, sample.rows[: max(0, _KEPT_ROWS - len(old.rows))]])
-            rows_of[name] = Rows(np.minimum(old.low, sample.low), np.maximum(old.high, sample.high), subset)
+            rows_of[name] = ChannelRows(
+                np.minimum(old.low, sample.low), np.maximum(old.high, sample.high), subset
+            )
     return rows_of
 
 
@@ -107,7 +109,7 @@ def run_samples(
         arrays = {**batch.feeds, **dict(zip(computed, outputs, strict=True))}
         return [arrays[name] for name in tensors]
 
-    for batch in one_by_one(data, run, limit) if tensors else ():
+    for batch in split_samples(data, run, limit) if tensors else ():
         arrays = dict(zip(tensors, run(batch), strict=True))
         for name, array in arrays.items():
             if not np.isfinite(array).all():

@@ -22,10 +22,10 @@ from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec
 from ...spec.words import GRAPH_TARGETS, GraphTarget
 from ..opset.recurrent_products import recurrent_inputs
-from .int8.placement import plan, scaled_tensors
+from .int8.placement import place_nodes, scaled_tensors
 from .int8.rewrites import is_table
 from .prepare import sum_to_add
-from .request import instead_of_static
+from .request import hint_without_static
 
 _RECURRENCES = {"LSTM", "GRU", "RNN", "Loop", "Scan"}
 
@@ -103,7 +103,9 @@ def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TA
     tensors: set[str] = set()
     every = ["*"] if ready.graph.node else []
     for target in targets:
-        tensors |= scaled_tensors(ready, plan(ready, target, chosen=every))  # users may force any layer
+        tensors |= scaled_tensors(
+            ready, place_nodes(ready, target, chosen=every)
+        )  # users may force any layer
         if graph_rules(target).opens_recurrences:
             tensors |= recurrent_inputs(ready)
     if not tensors:
@@ -112,7 +114,7 @@ def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TA
         stored = {tensor.name: tensor for tensor in ready.graph.initializer}
         hint = "simplify first; qcompile inspect shows the operators"
         if operators & _RECURRENCES:
-            hint = instead_of_static(operators, by_onnxruntime=by_onnxruntime)
+            hint = hint_without_static(operators, by_onnxruntime=by_onnxruntime)
         elif by_onnxruntime and any(is_table(node, stored) for node in ready.graph.node):
             hint = "`qcompile quantize` with `mode` dynamic stores its lookup tables in 8 bits"
         raise CalibrationError(

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from ...core.processor import isa_here, why_not_exact
-from ...model.graph.choices import Place, before_choices, chosen_by, part_before
+from ...model.graph.choices import Place, part_before, selecting_operators, selection_inputs
 from ...model.graph.graph_rules import graph_rules
 from ...model.graph.onnx_file import Graph
 from ...model.outputs.judgement import decibels, judge_outputs
@@ -25,7 +25,7 @@ from ...spec.tensors import Feeds
 from ...spec.words import CPU_TARGETS, HALVES
 from ..check import OnnxReference
 from .half.casts import in_float32
-from .request import Judged, Outcome, QuantizeRequest
+from .request import Outcome, OutputQuality, QuantizeRequest
 
 JUDGED_ON = 16
 """Samples for comparing candidates, spread over those behind the first `_LEARNT_FROM` samples."""
@@ -67,7 +67,7 @@ class Judge:
 
     @cached_property
     def _places(self) -> list[Place]:
-        return before_choices(self._request.model)
+        return selection_inputs(self._request.model)
 
     def _part(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Return the compared part of a graph: all of it, or everything in front of a choice of elements."""
@@ -84,7 +84,9 @@ class Judge:
         """The number of samples, and the operators in front of which tensors are compared, as text."""
         _ = self._samples
         samples = f" ({self._spread})" if self._spread else ""
-        return f"{samples}, in front of {chosen_by(self._request.model)}" if self._places else samples
+        return (
+            f"{samples}, in front of {selecting_operators(self._request.model)}" if self._places else samples
+        )
 
     @cached_property
     def _forms(self) -> dict[str, OutputForm]:
@@ -112,7 +114,7 @@ class Judge:
             batches = [run(feeds) for feeds in all_feeds]
         return all_feeds, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
 
-    def __call__(self, outcome: Outcome) -> Judged:
+    def __call__(self, outcome: Outcome) -> OutputQuality:
         """Return the comparison of a quantized model over all samples."""
         as_executed = None if self._places else outcome.run
         run = reference(self._request, self._part(outcome.model), as_executed)
@@ -138,7 +140,7 @@ class Judge:
         snr, varied, choice = (
             min(values, default=math.inf) for values in (worst.values(), varying.values(), choices)
         )
-        return Judged(judged, snr, varied, choice, min(broken, default=""))
+        return OutputQuality(judged, snr, varied, choice, min(broken, default=""))
 
 
 def logits_db(required: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]]) -> float | None:

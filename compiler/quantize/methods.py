@@ -22,13 +22,13 @@ from ...spec.opsets import FLOAT8
 from ...spec.words import ARM_ISAS, HALVES
 from ..opset.exact_forms import keep_layers_apart
 from ..opset.fit import in_newer_opset
-from ..opset.recurrent_products import closed_recurrences, open_recurrences, quantize_states
+from ..opset.recurrent_products import float_recurrences, quantize_states, rewrite_recurrences
 from .half.casts import half_type
 from .half.precision import in_mixed_precision, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import dynamic_nodes, quantize_dynamic, quantize_lstms
-from .int8.pair_limits import limits_of
-from .int8.placement import plan
+from .int8.pair_limits import find_pair_limits
+from .int8.placement import place_nodes
 from .int8.rewrites import (
     is_table,
     join_biases,
@@ -37,14 +37,14 @@ from .int8.rewrites import (
     quantize_tables,
     to_float8,
 )
-from .int8.static import activation_limits, executed, quantize_static, require_executed
+from .int8.static import activation_limits, inspect_execution, quantize_static, require_executed
 from .judge import Judge
-from .prepare import give_own_weights, prepare_graph, products_of_places
+from .prepare import copy_shared_weights, prepare_graph, products_of_places
 from .request import (
     Outcome,
     QuantizeRequest,
-    exactly,
-    instead_of_static,
+    glob_for_name,
+    hint_without_static,
     match_nodes,
     nothing_to_quantize,
     require_reached,
@@ -194,18 +194,22 @@ def _quantize_static(request: QuantizeRequest) -> Outcome:
     if rules.by_onnxruntime:
         join_biases(Graph(ready, request.path), exclude=blocked)
     opens = rules.opens_recurrences and request.spec.precision == "int8"
-    recurrent = open_recurrences(ready, exclude=blocked | unselected) if opens else []
+    recurrent = rewrite_recurrences(ready, exclude=blocked | unselected) if opens else []
     # `only` restricts layers and tables; operators between quantized layers are quantized with them.
     stored = {tensor.name: tensor for tensor in ready.graph.initializer}
     nodes = {n.name for n in ready.graph.node if n.op_type in WEIGHTED or is_table(n, stored)}
     chosen_nodes = {name for name, layer in layers.items() if layer.kind == "int8"}
     chosen_nodes = nodes & (chosen_nodes | (nodes - unselected.keys() if request.spec.only else set()))
     kernels = NONE if float8 else saturating_kernels(request.spec.target, request.spec.isa)
-    placement = plan(
-        ready, request.spec.target, exclude=map(exactly, blocked.keys() | (nodes & unselected.keys())),
-        chosen=map(exactly, chosen_nodes), float8=float8, multiplies_activations=not kernels.activations,
-    )  # fmt: skip
-    floats = {**placement.left_in_float, **(closed_recurrences(ready) if opens else {})}
+    placement = place_nodes(
+        ready,
+        request.spec.target,
+        exclude=map(glob_for_name, blocked.keys() | (nodes & unselected.keys())),
+        chosen=map(glob_for_name, chosen_nodes),
+        float8=float8,
+        multiplies_activations=not kernels.activations,
+    )
+    floats = {**placement.left_in_float, **(float_recurrences(ready) if opens else {})}
     floats = {name: (unselected | blocked).get(name, reason) for name, reason in floats.items()}
     placement = replace(placement, left_in_float=floats)
     operators = {node.name: node.op_type for node in ready.graph.node}
@@ -214,12 +218,14 @@ def _quantize_static(request: QuantizeRequest) -> Outcome:
         raise nothing_to_quantize(
             placement.left_in_float,
             "no Conv, ConvTranspose, MatMul or Gemm",
-            instead_of_static({*operators.values()}, by_onnxruntime=rules.by_onnxruntime),
+            hint_without_static({*operators.values()}, by_onnxruntime=rules.by_onnxruntime),
         )
-    give_own_weights(ready.graph, planned)
+    copy_shared_weights(ready.graph, planned)
     limits = activation_limits(ready, placement, request.ranges, method)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
-    pairs = limits_of([node for node in ready.graph.node if node.name in set(planned)], shapes, kernels)
+    pairs = find_pair_limits(
+        [node for node in ready.graph.node if node.name in set(planned)], shapes, kernels
+    )
     result = quantize_static(ready, placement, limits, isa=request.spec.isa, pairs=pairs)
     states = quantize_states(result) if recurrent else 0
     if float8:
@@ -258,7 +264,7 @@ def _quantize_static(request: QuantizeRequest) -> Outcome:
     if not rules.by_onnxruntime:
         return Outcome(result, proof, warnings)
     request.progress("check what ONNX Runtime executes")
-    counts, in_float, run = executed(
+    counts, in_float, run = inspect_execution(
         Graph(result, request.path), planned, signed=request.spec.isa in ARM_ISAS
     )
     if in_float.keys() - request.in_float.keys():

@@ -24,11 +24,16 @@ from ...model.graph.graph import (
     attribute,
     consumers,
     pinned_names,
-    places,
+    position_tensors,
     with_inferred,
     without_weights,
 )
-from ...model.graph.graph_edits import drop_attributes, fix_initializers, store, store_constants
+from ...model.graph.graph_edits import (
+    drop_attributes,
+    drop_initializer_inputs,
+    store,
+    store_constants,
+)
 from ...model.graph.graph_names import Names, name_nodes
 from ...model.graph.onnx_file import copy_model
 from ...spec.opsets import OLDEST
@@ -40,7 +45,7 @@ _OF_PLACES = "it reads only positions; longer inputs have more of them than the 
 def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a prepared copy of the model."""
     copy = copy_model(model)
-    fix_initializers(copy)
+    drop_initializer_inputs(copy)
     copy = upgrade_opset(copy, OLDEST)
     copy.ir_version = max(copy.ir_version, 8)
     name_nodes(copy.graph)
@@ -60,17 +65,17 @@ def products_of_places(graph: onnx.GraphProto) -> dict[str, str]:
     Calibration finds their scale for the length of the samples; longer inputs would exceed it. Also, 8 bits
     are too few for a frequency that is multiplied by a position.
     """
-    positions, stored = places(graph), {tensor.name for tensor in graph.initializer}
+    positions, stored = position_tensors(graph), {tensor.name for tensor in graph.initializer}
     layers = [node for node in graph.node if node.op_type in WEIGHTED and positions.intersection(node.input)]
     return {node.name: _OF_PLACES for node in layers if positions.issuperset({*node.input} - stored - {""})}
 
 
-def by_output(node: onnx.NodeProto) -> bool:
+def outputs_first(node: onnx.NodeProto) -> bool:
     """Return whether output channels are the first axis of a layer's weight; otherwise they are the last."""
     return bool(node.op_type == "Conv" or attribute(node, "transB", 0))
 
 
-def give_own_weights(graph: onnx.GraphProto, names: Collection[str]) -> None:
+def copy_shared_weights(graph: onnx.GraphProto, names: Collection[str]) -> None:
     """Copy each weight that a layer to be quantized shares with a float node, or with another channel axis.
 
     Quantizers store one tensor for all consumers: the others would get rounded values, or the wrong axis.
@@ -79,7 +84,7 @@ def give_own_weights(graph: onnx.GraphProto, names: Collection[str]) -> None:
     readers, pinned, names_of = consumers(graph), pinned_names(graph), Names(graph)
     copies: dict[tuple[str, bool], str] = {}
     layers = [node for node in graph.node if node.name in names and node.op_type in (*WEIGHTED, "Attention")]
-    kinds = {node.name: by_output(node) for node in layers}
+    kinds = {node.name: outputs_first(node) for node in layers}
     for node in layers:
         weight, kind = node.input[1], kinds[node.name]
         alone = weight not in pinned and {kinds.get(reader.name) for reader in readers[weight]} == {kind}

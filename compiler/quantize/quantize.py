@@ -12,7 +12,7 @@ from ...calibration import Ranges, load_ranges
 from ...calibration.tensorrt_cache import is_cache, read_cache
 from ...core.artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...core.files import writing
-from ...core.processor import resolve_isa, why_unchecked
+from ...core.processor import foreign_isa_warnings, resolve_isa
 from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...errors import InvalidOption, QuantizationError
@@ -26,7 +26,7 @@ from ...spec.decode import non_default_options, spec_from_call
 from ...spec.words import HALVES
 from .judge import Judge
 from .methods import quantize_graph
-from .request import Judged, QuantizeRequest, check_options, check_ranges
+from .request import OutputQuality, QuantizeRequest, check_options, check_ranges
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -161,7 +161,7 @@ def quantize_in_memory(
 
 def _slower_warning(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress: Progress) -> list[str]:
     """Return a warning if ONNX Runtime runs the result slower than the float model on this processor."""
-    if not graph_rules(spec.target).by_onnxruntime or why_unchecked(spec.isa) or is_large(graph.model):
+    if not graph_rules(spec.target).by_onnxruntime or foreign_isa_warnings(spec.isa) or is_large(graph.model):
         return []
     progress("compare speed with the float model")
     original, candidate = (make_session(one, session_options()) for one in (graph, quantized))
@@ -170,7 +170,7 @@ def _slower_warning(graph: Graph, quantized: Graph, spec: QuantizeSpec, progress
     return slower_note(lambda: original.run([], feeds), lambda: candidate.run([], feeds))
 
 
-def _check_outputs(request: QuantizeRequest, judged: Judged, place: str) -> tuple[Check, str]:
+def _check_outputs(request: QuantizeRequest, judged: OutputQuality, place: str) -> tuple[Check, str]:
     """Return the SNR check against the float model, and the outputs that `diff` would reject, as text.
 
     `place` is `Judge.place`: how many samples, and in front of which operators if not at the outputs.

@@ -74,7 +74,7 @@ class QuantizeRequest:
 
 
 @dataclass(frozen=True)
-class Judged:
+class OutputQuality:
     """How close the outputs of a quantized graph are to the float model's."""
 
     outputs: tuple[Judgement, ...]
@@ -106,7 +106,7 @@ class Outcome:
     model: onnx.ModelProto
     proof: Mapping[str, object]
     warnings: Sequence[str] = ()
-    judged: Judged | None = None  # if the search compared it already
+    judged: OutputQuality | None = None  # if the search compared it already
     run: OnnxReference | None = None  # session that executes the model, if the target is ONNX Runtime
 
 
@@ -194,7 +194,7 @@ def nothing_to_quantize(reasons: Mapping[str, str], absent: str, hint: str) -> Q
     )
 
 
-def instead_of_static(operators: AbstractSet[str], *, by_onnxruntime: bool) -> str:
+def hint_without_static(operators: AbstractSet[str], *, by_onnxruntime: bool) -> str:
     """Return a hint for a model with these operators, none of which static INT8 quantizes."""
     if by_onnxruntime and "LSTM" in operators:
         return (
@@ -246,7 +246,7 @@ def match_nodes(
     return excluded
 
 
-def exactly(name: str) -> str:
+def glob_for_name(name: str) -> str:
     """Return a glob that matches only this name, even if it contains `[` or `*` or is an operator's name."""
     first = f"[{name[0]}]" if name[:1].isalnum() else glob.escape(name[:1])
     return first + glob.escape(name[1:])

@@ -22,15 +22,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ...calibration import Method, parse_method
-from ...core.memory import give_back
+from ...core.memory import trim_heap
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph.graph_rules import graph_rules
 from ...model.graph.multiply_adds import multiply_adds, shares
 from ...model.outputs.judgement import SNR_DB, decibels
-from .balance.equalize import equalized
-from .balance.smooth import look_at_channels, smoothed
+from .balance.equalize import equalize_request
+from .balance.smooth import observe_channels, smooth_request
 from .judge import Judge
-from .request import Judged, Outcome, QuantizeRequest, exactly
+from .request import Outcome, OutputQuality, QuantizeRequest, glob_for_name
 from .sensitivity import LayerSensitivity, rank_layers
 
 Once = Callable[[QuantizeRequest], Outcome]
@@ -57,7 +57,7 @@ class _Candidate:
 
     request: QuantizeRequest
     outcome: Outcome
-    judged: Judged
+    judged: OutputQuality
 
     @property
     def rank_db(self) -> float:
@@ -71,7 +71,7 @@ class _Candidate:
 
     def without(self, names: Sequence[str]) -> QuantizeRequest:
         """Return its request with further layers left in float."""
-        return self.request.asking(exclude=(*self.request.spec.exclude, *map(exactly, names)))
+        return self.request.asking(exclude=(*self.request.spec.exclude, *map(glob_for_name, names)))
 
 
 class _Search:
@@ -93,7 +93,7 @@ class _Search:
 
     def try_(self, label: str, request: QuantizeRequest) -> _Candidate | None:
         """Return another candidate, or None if the target would not execute it as planned."""
-        give_back()
+        trim_heap()
         try:
             return self.first(label, request)
         except QuantizationError as error:
@@ -160,11 +160,11 @@ def _search_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcom
     return Outcome(best.outcome.model, proof, warnings, best.judged)
 
 
-def _is_enough(judged: Judged) -> bool:
+def _is_enough(judged: OutputQuality) -> bool:
     return judged.snr_db >= _ENOUGH_DB and not judged.failed
 
 
-def _is_good(judged: Judged) -> bool:
+def _is_good(judged: OutputQuality) -> bool:
     return judged.rank_db >= GOOD_DB and not judged.failed
 
 
@@ -174,15 +174,15 @@ def _balance(search: _Search, best: _Candidate) -> tuple[_Candidate, dict[str, o
     assert request.ranges is not None, "best_static asks"
     data = request.samples(max(request.ranges.samples, 1))  # as many as were calibrated on
     request.progress("equalize channels")
-    rows = look_at_channels(request, data)
-    request, pairs, rescaled = equalized(request, data, rows)
+    rows = observe_channels(request, data)
+    request, pairs, rescaled = equalize_request(request, data, rows)
     if pairs:
         before, best = best, search.better(best, "equalized", request)
         is_equalized = best is not before
         entries["equalized_pairs"] = pairs if is_equalized else 0
         rows = {name: observed for name, observed in rows.items() if not is_equalized or name not in rescaled}
     best.request.progress("smooth channels")
-    request, smoothing = smoothed(best.request, data, rows)
+    request, smoothing = smooth_request(best.request, data, rows)
     if smoothing.rescaled:
         before, best = best, search.better(best, "smoothed", request)
         gained = "the outputs gain by it" if best is not before else "the outputs do not gain by it"
@@ -277,7 +277,7 @@ def _recurrences_in_float(search: _Search, best: _Candidate) -> tuple[_Candidate
 
 def _fewest_in_float(
     search: _Search, best: _Candidate, ranked: Sequence[LayerSensitivity],
-    enough: Callable[[Judged], bool], required: str, *, max_layers: int | None = None,
+    enough: Callable[[OutputQuality], bool], required: str, *, max_layers: int | None = None,
 ) -> tuple[_Candidate, dict[str, str], dict[int, float]]:  # fmt: skip
     """Leave the worst layers in float, at most `max_layers`, until `enough` accepts the outputs.
 
@@ -349,7 +349,7 @@ def _rank(request: QuantizeRequest) -> list[LayerSensitivity]:
     """Return the layers by their noise at the outputs, the most damaging first."""
     assert request.ranges is not None, "best_static asks"
     request.progress("damage of each layer")
-    give_back()
+    trim_heap()
     floats = [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]
     return rank_layers(
         request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON, is_spread=True),

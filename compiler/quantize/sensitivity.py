@@ -26,7 +26,7 @@ from ...core.processor import resolve_isa
 from ...core.progress import Progress, silent
 from ...data.batches import Data
 from ...data.readers import Batch
-from ...model.graph.choices import before_choices, part_before
+from ...model.graph.choices import part_before, selection_inputs
 from ...model.graph.graph import (
     WEIGHTED,
     captured_names,
@@ -46,10 +46,10 @@ from ...model.sessions.session import WEIGHT_BIAS_QUANTIZATION, make_session, ru
 from ...spec.tensors import Feeds
 from ...spec.words import GraphTarget, Isa
 from .int8.pair_limits import pair_limits
-from .int8.placement import WRITES_FLOAT, plan
+from .int8.placement import WRITES_FLOAT, place_nodes
 from .int8.static import activation_limits
-from .prepare import by_output, prepare_graph
-from .request import exactly, match_nodes
+from .prepare import outputs_first, prepare_graph
+from .request import glob_for_name, match_nodes
 
 Limits = Mapping[str, tuple[float, float]]
 Tensors = dict[str, NDArray[Any]]
@@ -93,18 +93,18 @@ def rank_layers(
         part: (2, 3) ranks only the second third of the layers, in graph order. The sessions still contain
             all layers, so each layer's noise is the same as in a full ranking.
     """
-    places = before_choices(model)
+    places = selection_inputs(model)
     ready = prepare_graph(part_before(model, places) if places else model)
     kernels = saturating_kernels(target, resolve_isa(isa, target))
     # Patterns may match nodes behind a choice of elements, which `ready` lacks.
     full_graph = prepare_graph(without_weights(model)).graph if places else ready.graph
     present = {node.name for node in ready.graph.node}
     excluded, allowed = (
-        [exactly(name) for name in match_nodes(full_graph, patterns) if name in present]
+        [glob_for_name(name) for name in match_nodes(full_graph, patterns) if name in present]
         for patterns in (exclude, only)
     )
     products = not kernels.activations
-    placement = plan(ready, target, exclude=excluded, only=allowed, multiplies_activations=products)
+    placement = place_nodes(ready, target, exclude=excluded, only=allowed, multiplies_activations=products)
     limits = activation_limits(ready, placement, ranges, method)
     planned = set(placement.nodes)
     layers = [node for node in ready.graph.node if node.name in planned and node.op_type in WEIGHTED]
@@ -319,7 +319,7 @@ class _Twins:
         name = str(layer.input[index])
         if name not in self.stored:
             return self.rounded(name, name)
-        axis = 0 if by_output(layer) else 1
+        axis = 0 if outputs_first(layer) else 1
         result = f"{self.piece.new}/{name}/rounded{axis}"
         if result not in self.added:
             self.added.add(result)

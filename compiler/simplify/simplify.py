@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from ...core.artifact import Artifact, Check, carried_isa, commit, read_manifest
-from ...core.files import held_folder, writing
+from ...core.artifact import Artifact, Check, commit, isa_option, read_manifest
+from ...core.files import locked_folder, writing
 from ...core.files.storage import hidden_storage_error
 from ...core.installation import import_package
 from ...core.memory import out_of_memory
@@ -93,7 +93,7 @@ def simplify(
         # Operator to number of nodes that went, negative where some came.
         removed = {name: -count for name, count in sorted(new.items(), key=lambda item: item[::-1]) if count}
         counts = {"nodes_before": old.total(), "nodes_after": old.total() + new.total()}
-        carried = carried_isa(read_manifest(model))
+        carried = isa_option(read_manifest(model))
         manifest = graph_manifest(
             "simplify", after, "onnx onnxsim onnxruntime", {"opset": opset(after), **carried},
             sources={"model": graph.digest()}, proof={**counts, "removed": removed}, checks=checks,
@@ -156,7 +156,7 @@ def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.Model
         with quiet():
             simplified, ok = onnxsim.simplify(model, skipped_optimizers=_SKIPPED)
     else:
-        with held_folder(folder, "simplify") as scratch:
+        with locked_folder(folder, "simplify") as scratch:
             output = scratch / file.name
             with quiet():
                 _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_SKIPPED)

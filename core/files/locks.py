@@ -35,7 +35,7 @@ def flock(handle: int, *, wait: bool) -> bool | None:
     return True
 
 
-def is_still(handle: int, folder: Path) -> bool:
+def is_same_folder(handle: int, folder: Path) -> bool:
     """Return whether the path still refers to the open folder, or for handle -1 whether it exists."""
     if handle < 0:
         return folder.is_dir()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArtifactError, InvalidOption, MissingFile, first_line
-from .storage import reading
+from .storage import translating_read_errors
 
 _CHUNK_BYTES = 1 << 20
 
@@ -31,13 +31,13 @@ def read_json(path: Path, *, what: str = "file") -> Any:
 
 def read_bytes(path: Path, *, what: str = "file") -> bytes:
     require_file(path, what=what)
-    with reading(path):
+    with translating_read_errors(path):
         return path.read_bytes()
 
 
 def require_file(path: Path, *, what: str = "file") -> Path:
     """Return the path of a readable regular file. A pipe is refused, since reading it may block forever."""
-    with reading(path):
+    with translating_read_errors(path):
         kind = kind_of(path)
         if kind == "a file":
             os.close(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)))
@@ -94,7 +94,7 @@ def digest_files(paths: Sequence[Path]) -> str:
     """Return "sha256:..." over the contents of files, in the given order."""
     total = hashlib.sha256()
     for path in paths:
-        with reading(path), path.open("rb") as file:
+        with translating_read_errors(path), path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 total.update(chunk)
     return f"sha256:{total.hexdigest()}"

@@ -82,8 +82,8 @@ def hidden_storage_error(error: BaseException, path: Path) -> StorageError | Non
         folders.append(Path(tempfile.gettempdir()))
     for folder in folders:
         if is_full(folder):
-            message = f"{public(path)}: {os.strerror(errno.ENOSPC)} ({folder}); {first_line(error)}"
-            return StorageError(message, hint=_SPACE_HINT, file=public(path))
+            message = f"{public_path(path)}: {os.strerror(errno.ENOSPC)} ({folder}); {first_line(error)}"
+            return StorageError(message, hint=_SPACE_HINT, file=public_path(path))
     return None
 
 
@@ -98,7 +98,7 @@ def is_full(folder: Path) -> bool:
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
+def translating_write_errors(path: Path) -> Iterator[None]:
     """Raise `StorageError` for a disk error in the block, which writes `path`; pass other errors on."""
     try:
         yield
@@ -115,7 +115,7 @@ def storing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def translating_read_errors(path: Path) -> Iterator[None]:
     """Raise `StorageError` for an `OSError` in the block, which reads `path`."""
     try:
         yield
@@ -125,11 +125,11 @@ def reading(path: Path) -> Iterator[None]:
         raise (storage_error(error, path) or fallback) from error
 
 
-def public(path: Path) -> Path:
+def public_path(path: Path) -> Path:
     """Return a path without its temporary folders, which users cannot open."""
     return Path(*(part for part in path.parts if not part.startswith(TEMPORARY)))
 
 
 def _new_error(code: int, path: Path | None) -> StorageError:
-    file = None if path is None else public(path)
+    file = None if path is None else public_path(path)
     return StorageError(f"{file or 'a file'}: {os.strerror(code)}", hint=_HINTS[code], file=file)

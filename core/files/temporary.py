@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import QCompileError, StorageError
-from .locks import flock, is_still, open_folder
-from .storage import TEMPORARY, hidden_storage_error, public, storage_error
+from .locks import flock, is_same_folder, open_folder
+from .storage import TEMPORARY, hidden_storage_error, public_path, storage_error
 
 PLACES = "QCOMPILE_TEMPORARY_PLACES"
 """Environment variable: file that lists the parents of temporary folders for the process that watches."""
@@ -44,8 +44,8 @@ def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             place = Path(tempfile.gettempdir())
-            sweep(place)
-            folder = stack.enter_context(held_folder(place, purpose))
+            remove_stale_once(place)
+            folder = stack.enter_context(locked_folder(place, purpose))
         except OSError as error:
             raise _temporary_error(error, error.filename or "folder") from error
         stack.enter_context(public_names(folder, lambda name: str(shown) or name or "a temporary file"))
@@ -64,7 +64,7 @@ def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
 
 
 @contextmanager
-def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
+def locked_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
     """Yield a folder that `remove_stale` skips while this process lives; finally remove it unless moved."""
     _report_parent(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
@@ -78,13 +78,13 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
         if handle is None:  # another process removed the folder before it was locked
             continue
         flock(handle, wait=True)
-        if is_still(handle, folder):
+        if is_same_folder(handle, folder):
             break
         os.close(handle)
     try:
         yield folder
     finally:
-        if is_still(handle, folder):
+        if is_same_folder(handle, folder):
             shutil.rmtree(folder, ignore_errors=True)
         if handle >= 0:
             os.close(handle)
@@ -127,10 +127,10 @@ def _report_parent(parent: Path) -> None:
             file.write(os.fsencode(parent.absolute()) + b"\0")
 
 
-def sweep(folder: Path) -> None:
+def remove_stale_once(folder: Path) -> None:
     """Call `remove_stale` once for a folder that is not temporary itself (cache of 1024 folders)."""
     place = folder.absolute()
-    if public(place) == place:
+    if public_path(place) == place:
         _sweep(place)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ...errors import InvalidOption
 from .read import kind_of, manifest_path
-from .storage import reading, storage_error, storing
-from .temporary import held_folder, public_names, sweep
+from .storage import storage_error, translating_read_errors, translating_write_errors
+from .temporary import locked_folder, public_names, remove_stale_once
 
 
 @contextmanager
@@ -28,8 +28,8 @@ def writing(final: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
-            sweep(final.parent)
-            temporary = stack.enter_context(held_folder(final.parent))
+            remove_stale_once(final.parent)
+            temporary = stack.enter_context(locked_folder(final.parent))
         except (FileExistsError, NotADirectoryError) as error:
             raise InvalidOption(f"output {final}: {error.strerror} ({error.filename})") from error
         except OSError as error:
@@ -37,7 +37,7 @@ def writing(final: Path) -> Iterator[Path]:
             if problem is None:
                 raise
             raise problem from error
-        with public_names(temporary, lambda name: str(final.parent / name)), storing(final):
+        with public_names(temporary, lambda name: str(final.parent / name)), translating_write_errors(final):
             yield temporary / final.name
             move_in(temporary, final)
 
@@ -49,7 +49,7 @@ _MODEL_SUFFIXES = (".onnx", ".engine", ".plan", ".pt", ".pth", ".safetensors", "
 
 def check_output(final: Path, *, is_model: bool = True) -> None:
     """Raise `InvalidOption` if an output cannot be written or would replace a user's file."""
-    with reading(final):
+    with translating_read_errors(final):
         kind = kind_of(final)
     if kind not in ("", "a file"):
         raise InvalidOption(f"output {final} is {kind}; a file name is required")

@@ -234,7 +234,9 @@ class Tree:
 
     def bytes(self) -> int:
         """Return the memory of all processes in bytes."""
-        lines = [line for pid in self._ticks if self._lives(pid) for line in read(pid, "status").splitlines()]
+        lines = [
+            line for pid in self._ticks if self._lives(pid) for line in read_proc(pid, "status").splitlines()
+        ]
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_MEMORY_FIELDS))
 
     def kill(self) -> None:
@@ -257,10 +259,10 @@ class Tree:
 
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third on: state, parent, ...; [19] is the start time."""
-    return read(pid, "stat").rpartition(")")[2].split()
+    return read_proc(pid, "stat").rpartition(")")[2].split()
 
 
-def read(pid: int, name: str) -> str:
+def read_proc(pid: int, name: str) -> str:
     """Return the text of a file in /proc/PID; empty if it does not exist."""
     try:
         return (_PROC / str(pid) / name).read_text(errors="replace")

@@ -20,7 +20,7 @@ from pathlib import Path
 from ...errors import EngineUnavailable, InvalidOption, WorkerError
 from ..files import remove_stale, temporary_folder
 from ..files.temporary import PLACES
-from .child import Child, MemoryExceeded, TimeExceeded, module_command, read
+from .child import Child, MemoryExceeded, TimeExceeded, module_command, read_proc
 from .serve import die_with_caller, end_first_without_memory
 
 MEMORY_GB, TIME_S = 8.0, 1800.0
@@ -80,7 +80,7 @@ def run_untrusted(
         EngineUnavailable: If the system cannot report the memory of processes.
     """
     limits = limits or Limits()
-    if "RssAnon:" not in read(os.getpid(), "status"):
+    if "RssAnon:" not in read_proc(os.getpid(), "status"):
         reason = "/proc does not report the memory of processes"
         if not sys.platform.startswith("linux"):
             reason = f"Linux is required, this is {sys.platform}"

@@ -14,6 +14,7 @@ from ...core.artifact import Check, read_manifest
 from ...core.files import temporary_folder
 from ...core.processor import (
     device_for,
+    foreign_isa_warnings,
     is_arm,
     is_elsewhere,
     is_foreign,
@@ -21,11 +22,10 @@ from ...core.processor import (
     missing_features,
     processor,
     why_emulated,
-    why_unchecked,
 )
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...model import onnx
-from ...model.graph.graph import count_operators, count_weighted, holds_half, model_io, weighted_nodes
+from ...model.graph.graph import count_operators, count_weighted, has_float16, model_io, weighted_nodes
 from ...model.graph.onnx_file import Graph, is_large, read_graph, save_onnx
 from ...model.graph.source_paths import strip_source_paths
 from ...model.sessions.random_input import run_on
@@ -40,7 +40,7 @@ from ...model.sessions.session import (
 from ...spec.artifacts import BuildSpec
 from ...spec.tensors import Feeds, ModelIO
 from ...spec.words import ARM_ISAS, Precision
-from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
+from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, PlannedLayers, Runner
 from ..gpu import why_not_gpu
 from ..taps import with_others
 from ..values import Execution, check_values
@@ -98,7 +98,7 @@ class OnnxRuntime(Engine):
         isa = request.spec.isa
         elsewhere = is_elsewhere(isa)
         request.progress(f"optimize for {isa if elsewhere else 'this processor'}")
-        threads, half = request.spec.threads, holds_half(before)
+        threads, half = request.spec.threads, has_float16(before)
 
         def optimize(graph: Path, output: Path) -> None:
             # Memory layouts are those of the processor that optimizes.
@@ -129,7 +129,7 @@ class OnnxRuntime(Engine):
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
         missed, unreported = missed_nodes(asked, before, after, request.precision)
-        layers = Planned(
+        layers = PlannedLayers(
             [node.name for node in asked],
             {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},
             dict.fromkeys(unreported, "ONNX Runtime's optimizer gave it another name"),
@@ -147,7 +147,7 @@ class OnnxRuntime(Engine):
             wrong_layer=values.wrong_layer,
             hint=values.hint,
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],
-            warnings=[*why_unchecked(isa), *values.warnings],
+            warnings=[*foreign_isa_warnings(isa), *values.warnings],
             layers=layers,
         )
 
@@ -199,7 +199,7 @@ class OnnxRuntime(Engine):
         manifest = read_manifest(weightless.path)
         built = manifest is not None and manifest.stage == "build"
         # The layout level crashes the process on some float16 graphs: see `session_options`.
-        options = session_options(threads, layouts=not holds_half(weightless.model), optimize=not built)
+        options = session_options(threads, layouts=not has_float16(weightless.model), optimize=not built)
         options.enable_cpu_mem_arena = False
         session = make_session(Graph(model, weightless.path), options)
         yield functools.partial(_infer_tapped, session, with_others(outputs, session.get_outputs()))

@@ -19,8 +19,8 @@ from ...model.graph.onnx_file import read_weightless
 from ...model.sessions.session import (
     WEIGHT_BIAS_QUANTIZATION,
     failed_on,
+    find_requantized_layers,
     make_session,
-    requantized,
     session_options,
 )
 from ...spec.tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
@@ -77,7 +77,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
 
 def optimizers_to_leave_out(path: Path) -> tuple[str, ...]:
     """Return the names of the optimizers that would change what a file computes."""
-    return (WEIGHT_BIAS_QUANTIZATION,) if any(requantized(read_weightless(path).model)) else ()
+    return (WEIGHT_BIAS_QUANTIZATION,) if any(find_requantized_layers(read_weightless(path).model)) else ()
 
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"

@@ -12,19 +12,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...core.artifact import Check, read_manifest
-from ...core.processor import device_for, why_emulated, why_unchecked
+from ...core.processor import device_for, foreign_isa_warnings, why_emulated
 from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, first_line
 from ...model import onnx
 from ...model.graph.graph import every_graph, model_io, weighted_nodes
 from ...model.graph.onnx_file import Graph, read_graph, save_onnx
 from ...model.sessions.random_input import run_on
-from ...model.sessions.refusals import failure_hint, lacking, refusal_hint
+from ...model.sessions.refusals import failure_hint, first_node_of, refusal_hint
 from ...model.sessions.session import usable_cores
 from ...spec.artifacts import BuildSpec
 from ...spec.tensors import Feeds, ModelIO, check_feeds, format_shape
 from ...spec.words import Precision
-from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
-from ..values import Execution, Values, check_values
+from ..base import BuildOutcome, BuildRequest, Engine, PlannedLayers, Runner
+from ..values import Execution, ValueCheck, check_values
 from ..words import Verdict
 from .kernels import UNREPORTED, Computed, Kernel, computed_by, read_kernels
 from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RESHAPE, RULES, SCRIPT, TRITON, shared_core
@@ -93,8 +93,8 @@ class OpenVino(Engine):
             wrong_layer=values.wrong_layer,
             hint=values.hint,
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],
-            warnings=[*why_unchecked(isa), *values.warnings],
-            layers=Planned(
+            warnings=[*foreign_isa_warnings(isa), *values.warnings],
+            layers=PlannedLayers(
                 [node.name for node in asked],
                 {name: one.detail for name, one in others.items() if one.precision != UNREPORTED},
                 {name: one.detail for name, one in others.items() if one.precision == UNREPORTED},
@@ -147,7 +147,7 @@ class OpenVino(Engine):
             raise ArtifactError(f"{path}: computes in {precision}: {emulated}", hint=hint, file=path)
         return self._compiled(path, precision, threads, profile=profile)
 
-    def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> Values:
+    def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> ValueCheck:
         """Compare what is compiled with its graph, at fixed extents and as it is compiled by default."""
         precision = _computed_in(request.precision, request.spec.floats)
 
@@ -372,4 +372,4 @@ def _node(words: str, model: onnx.ModelProto) -> str:
             if name == node.name or name in node.output:
                 return f"{node.op_type} {node.name or node.output[0]!r}"
     lacks = _LACKS.search(words)
-    return lacking(lacks[2], lacks[1] or "", model) if lacks else ""
+    return first_node_of(lacks[2], lacks[1] or "", model) if lacks else ""

@@ -12,7 +12,7 @@ from ...core.processor import processor
 from ...core.progress import quiet
 from ...errors import BuildError, EngineUnavailable, InvalidOption, ModelError, first_line
 from ...model.outputs.judgement import output_error
-from ...model.sources.archives import trusting
+from ...model.sources.archives import trust_files
 from ...model.sources.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
 from ...model.sources.load import load_torch
 from ...model.sources.pytorch import WITHOUT_CACHE, caching, import_torch, without_cache
@@ -152,7 +152,7 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
     """Compare the trace with the module on other values and another batch than it was made with."""
     first = example.call(module, example.feeds)
     names, arrays = name_outputs([], first, example.feeds), flat_outputs(first)[1]
-    with trusting([Path(path)]):  # it was written here
+    with trust_files([Path(path)]):  # it was written here
         traced = load_torch(parse_source(path)).module
     runner = PyTorchRunner(traced, ModelIO(example.inputs, ()))
     other = example.resized(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...core.progress import quiet
 from ...errors import DataError, InvalidOption, ModelError, first_line
-from ...model.graph.graph import WeightsHeld
+from ...model.graph.graph import WeightStats
 from ...model.outputs.judgement import output_error
 from ...model.sources.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
 from ...model.sources.pytorch import WITHOUT_CACHE, ForeignOutput, caching, import_torch, without_cache
@@ -319,7 +319,7 @@ _INTEGER = ("torch.qint8", "torch.quint8", "torch.qint32", "torch.int8", "torch.
 _HALVES = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
-def weights_of_module(torch: Any, module: Any) -> WeightsHeld:
+def weights_of_module(torch: Any, module: Any) -> WeightStats:
     """Return the weights of a module.
 
     `parameters()` alone would not do: quantized modules of torch.ao hold theirs packed, outside of it, and
@@ -346,7 +346,7 @@ def weights_of_module(torch: Any, module: Any) -> WeightsHeld:
             if name in parameters or integer or (packed and tensor.numel() > 1):
                 count += tensor.numel()
                 types |= {"int8"} if integer else {_HALVES.get(str(tensor.dtype), "fp32")}
-    return WeightsHeld(count, size, _precision(module, types))
+    return WeightStats(count, size, _precision(module, types))
 
 
 def _precision(module: Any, types: set[str]) -> str:
@@ -364,7 +364,7 @@ def _used(torch: Any, module: Any) -> tuple[str, ...] | None:
     return tuple(node.target if node.op == "get_attr" else f"{node.target}." for node in nodes)
 
 
-def _of_script(torch: Any, module: Any) -> WeightsHeld:
+def _of_script(torch: Any, module: Any) -> WeightStats:
     """The parameters of a TorchScript module; of a frozen one, the constants of its graph."""
     stored = [*module.state_dict().values()]
     count = sum(tensor.numel() for tensor in module.parameters())
@@ -379,7 +379,7 @@ def _of_script(torch: Any, module: Any) -> WeightsHeld:
         if isinstance(constant, torch.Tensor):
             stored.append(constant)
             count += constant.numel() if constant.ndim and constant.is_floating_point() else 0
-    return WeightsHeld(count, sum(tensor.numel() * tensor.element_size() for tensor in stored))
+    return WeightStats(count, sum(tensor.numel() * tensor.element_size() for tensor in stored))
 
 
 def _tensors(torch: Any, value: object) -> Iterator[Any]:

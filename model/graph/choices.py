@@ -21,7 +21,7 @@ from .graph import (
     producers,
     subgraphs,
 )
-from .graph_edits import cut, refill
+from .graph_edits import extract_tensors, refill
 from .onnx_file import copy_model
 
 CHOICES = frozenset(["Compress", "NonMaxSuppression", "NonZero", "Unique"])
@@ -61,7 +61,7 @@ class Place:
         return str(node.input[self.index])
 
 
-def before_choices(model: onnx.ModelProto) -> list[Place]:
+def selection_inputs(model: onnx.ModelProto) -> list[Place]:
     """Return the places where selections, and nodes behind them, read float tensors; then the other outputs.
 
     The list is empty if no output depends on a selection, or a layer with weights lies behind one. Of the
@@ -69,7 +69,7 @@ def before_choices(model: onnx.ModelProto) -> list[Place]:
     """
     # A TopK in front of NonMaxSuppression is a selection, too, unless a layer with weights lies behind it.
     for operators in (CHOICES | _PICKS, CHOICES):
-        dependent, followers = behind(model, operators)
+        dependent, followers = dependent_nodes(model, operators)
         if followers and not any(node.op_type in WEIGHTED for node in followers):
             break
     else:
@@ -101,7 +101,9 @@ def before_choices(model: onnx.ModelProto) -> list[Place]:
     return [*places.values(), *other_outputs] if places else []
 
 
-def behind(model: onnx.ModelProto, operators: frozenset[str]) -> tuple[set[str], list[onnx.NodeProto]]:
+def dependent_nodes(
+    model: onnx.ModelProto, operators: frozenset[str]
+) -> tuple[set[str], list[onnx.NodeProto]]:
     """Return the tensors that depend on nodes of these operators, and the nodes that compute them."""
     dependent: set[str] = set()
     nodes = []
@@ -116,17 +118,17 @@ def part_before(model: onnx.ModelProto, places: list[Place]) -> onnx.ModelProto:
     """Return the part of a graph, or of its quantized form, with all inputs and these tensors as outputs."""
     part = copy_model(model)
     made_by = producers(part.graph)
-    cut(part, [place.read_in(made_by) for place in places])
+    extract_tensors(part, [place.read_in(made_by) for place in places])
     refill(part.graph.input, model.graph.input)
     return part
 
 
-def chosen_by(model: onnx.ModelProto) -> str:
+def selecting_operators(model: onnx.ModelProto) -> str:
     """Return the selecting operators of a graph, separated by commas."""
     return ", ".join(sorted({node.op_type for node in model.graph.node} & CHOICES))
 
 
-def value_dependent(model: onnx.ModelProto) -> dict[str, str]:
+def extent_deciders(model: onnx.ModelProto) -> dict[str, str]:
     """Return tensor name to the operator that decides its extents, where these may depend on computed values.
 
     Constants, extents (Shape, Size), inputs of other types than float, and values computed from these alone

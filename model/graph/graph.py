@@ -139,7 +139,7 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def places(graph: onnx.GraphProto) -> set[str]:
+def position_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the float tensors computed from shapes and stored numbers alone: positions, and their angles.
 
     A longer input has more positions than any sample, and half precision cannot distinguish them. Values that
@@ -303,7 +303,7 @@ def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     }
 
 
-def holds_half(model: onnx.ModelProto) -> bool:
+def has_float16(model: onnx.ModelProto) -> bool:
     """Return whether an initializer or a Cast is float16; `graph_precision` hides it beside INT8."""
     if any(dtype_name(tensor.data_type) == "float16" for tensor in model.graph.initializer):
         return True
@@ -330,7 +330,7 @@ _NO_WEIGHTS = ("bool", "string", "undefined", "int64")  # shapes, axes and indic
 
 
 @dataclass(frozen=True)
-class WeightsHeld:
+class WeightStats:
     """The weights of an artifact or a module: how many values, and the bytes of all stored tensors.
 
     `parameters` excludes scales, zero points, shapes and indices; `precision` may be empty.
@@ -341,7 +341,7 @@ class WeightsHeld:
     precision: str = ""
 
 
-def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
+def weights_of_graph(model: onnx.ModelProto) -> WeightStats:
     """Return the weights of a graph: initializers and constants, also of subgraphs."""
     parameters, size = 0, 0
     for graph in every_graph(model.graph):
@@ -360,7 +360,7 @@ def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
             size += tensor_bytes(tensor)
             if name not in scales and dtype_name(tensor.data_type) not in _NO_WEIGHTS:
                 parameters += packed.get(name) or math.prod(tensor.dims)
-    return WeightsHeld(parameters, size)
+    return WeightStats(parameters, size)
 
 
 def model_io(model: onnx.ModelProto) -> ModelIO:

@@ -107,7 +107,7 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> None:
             del graph.initializer[index]
 
 
-def fix_initializers(model: onnx.ModelProto) -> None:
+def drop_initializer_inputs(model: onnx.ModelProto) -> None:
     """Remove initializers from the list of inputs; files before IR version 4 contain them there."""
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in stored]
@@ -143,7 +143,7 @@ _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
 """Output types that runtimes return and NumPy has; other floats are cast to float32, exactly."""
 
 
-def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
+def extract_tensors(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
     """Reduce a model to the nodes that compute these tensors, its new outputs; return tensor to output."""
     types, shapes = infer_types(model), infer_shapes(model)
     graph, new = model.graph, Names(model.graph)

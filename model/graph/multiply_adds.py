@@ -46,7 +46,7 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     return {name: total for name, total in counts if total is not None}
 
 
-def named(layers: Mapping[str, str], share: Mapping[str, float]) -> str:
+def format_layers(layers: Mapping[str, str], share: Mapping[str, float]) -> str:
     """Return layers with their shares and reasons as text, the largest share first."""
     ordered = sorted(layers, key=lambda name: -share.get(name, 0.0))
     texts = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:_SHOWN]]

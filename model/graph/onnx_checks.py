@@ -235,7 +235,7 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
         raise ModelError(f"{path}: {problem}", hint=hint, file=path) from None
 
 
-def finding(error: BaseException) -> str:
+def checker_message(error: BaseException) -> str:
     """Return the message of ONNX's checker in one line, with the operator and the name of the node."""
     text, _, context = " ".join(str(error).split()).partition("==> Context")
     node = re.search(r"Name: (\S*) ?OpType: (\S+)", context)
@@ -265,7 +265,7 @@ def _check_graph(model: onnx.ModelProto) -> None:
         onnx.checker.check_model(light)
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
         if _UNKNOWN_OPERATOR not in str(error):
-            raise ModelProblem(f"ONNX's checker refuses it: {finding(error)}") from error
+            raise ModelProblem(f"ONNX's checker refuses it: {checker_message(error)}") from error
 
 
 def _check_versions(model: onnx.ModelProto) -> None:

@@ -15,20 +15,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...core.artifact import checked_input, known_digest
+from ...core.artifact import cached_digest, checked_input
 from ...core.files import temporary_folder
 from ...errors import ModelError, translated
 from ...spec.tensors import ModelIO
 from .. import onnx
 from . import graph
-from .graph_edits import fix_initializers
+from .graph_edits import drop_initializer_inputs
 from .graph_names import name_nodes
 from .onnx_checks import (
     ModelProblem,
     check_model,
+    checker_message,
     every_tensor,
     external_files,
-    finding,
     location,
     read_external,
 )
@@ -37,7 +37,7 @@ from .source_paths import strip_source_paths
 
 DEFECT = "this is a defect of qcompile: report it with the model"
 
-KEPT_BYTES = 4096
+MAX_INLINE_BYTES = 4096
 """Largest size of weights that are read with the graph: shapes, axes and the like, for shape inference."""
 
 # Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
@@ -152,7 +152,7 @@ class Graph:
                 hint="keep the data file beside the model",
                 file=self.path,
             )
-        return known_digest([self.path, *self.beside])
+        return cached_digest([self.path, *self.beside])
 
     def save(self, path: Path) -> None:
         """Write the graph with its weights, inside `files.writing`."""
@@ -176,7 +176,7 @@ class Graph:
             graph.with_inferred(graph.without_weights(self.model), strict=True)
         except (onnx.shape_inference.InferenceError, RuntimeError) as error:
             raise ModelError(
-                f"{self.path}: ONNX's checker refuses it: {finding(error)}",
+                f"{self.path}: ONNX's checker refuses it: {checker_message(error)}",
                 hint="the file is damaged or its exporter is wrong; export it again",
                 file=self.path,
             ) from error
@@ -206,7 +206,7 @@ def read_graph(path: Path) -> Graph:
 
 
 @contextmanager
-def written_here(source: Path, step: str = "qcompile", file: Path | None = None) -> Iterator[None]:
+def report_as_defect(source: Path, step: str = "qcompile", file: Path | None = None) -> Iterator[None]:
     """Report a ModelError in the block, for a graph that a step made of `source`, as a defect of qcompile."""
     try:
         yield
@@ -217,14 +217,14 @@ def written_here(source: Path, step: str = "qcompile", file: Path | None = None)
 
 def check_written(file: Path, source: Path) -> None:
     """Check a file that qcompile made of `source`."""
-    with written_here(source, file=file):
+    with report_as_defect(source, file=file):
         read_graph(file)
 
 
 def read_weightless(path: Path) -> Graph:
     """Read a file for inspection, and remove initializers from its inputs."""
     weightless = read_graph(path)
-    fix_initializers(weightless.model)
+    drop_initializer_inputs(weightless.model)
     return weightless
 
 
@@ -236,7 +236,7 @@ def _read_into(model: onnx.ModelProto, content: Buffer, name: str) -> None:
             continue
         model.graph.SetInParent()
         for inner, inner_kind, inner_start, inner_value, inner_end in _fields(content, value, end):
-            is_large = inner_end - inner_value > KEPT_BYTES
+            is_large = inner_end - inner_value > MAX_INLINE_BYTES
             if (inner, inner_kind) == (_INITIALIZER, _BYTES) and is_large:
                 _read_tensor(model.graph.initializer.add(), content, inner_value, inner_end, name)
             else:
@@ -247,7 +247,7 @@ def _read_tensor(tensor: onnx.TensorProto, content: Buffer, start: int, end: int
     """Parse a tensor; large raw data become a reference to the file."""
     raw_data: tuple[int, int] | None = None
     for field, kind, field_start, value, field_end in _fields(content, start, end):
-        if field == _RAW_DATA and kind == _BYTES and field_end - value > KEPT_BYTES:
+        if field == _RAW_DATA and kind == _BYTES and field_end - value > MAX_INLINE_BYTES:
             raw_data = value, field_end - value
         else:
             tensor.MergeFromString(content[field_start:field_end])

@@ -5,7 +5,7 @@ Module paths (`layer4.1.conv2`) remain, as errors name them. Classes remain unde
 package `qcompile_source_81c8a3d64e0f_zoo.net`), and `with_file_names` restores the file's name, so that two
 machines write the same bytes.
 
-`moved`, `path_there` and `path_here` map a folder that has another path here than on the machine of a recipe,
+`map_folder`, `path_there` and `path_here` map a folder that has another path on the machine of a recipe,
 as on a worker of a cluster. An ONNX file names its tokenizer's folder by the path on the recipe's machine;
 readers of the tokenizer, also in child processes, use the folder here in its place.
 """
@@ -109,7 +109,7 @@ _VARIABLE = "QCOMPILE_MOVED"
 
 
 @contextmanager
-def moved(original: str, local: Path) -> Iterator[None]:
+def map_folder(original: str, local: Path) -> Iterator[None]:
     """Map `original`, an absolute path on the recipe's machine, to `local` in the block; "" maps nothing."""
     before = os.environ.get(_VARIABLE)
     if original:

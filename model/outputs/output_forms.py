@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from ...errors import InvalidOption
 from .. import onnx
-from ..graph.choices import value_dependent
+from ..graph.choices import extent_deciders
 from ..graph.graph import attribute, infer_shapes, producers, stored_tensors
 
 Rule = Literal["classes", "embedding", "labels", "signal"]
@@ -90,7 +90,7 @@ def output_forms(model: onnx.ModelProto, rules: Sequence[str] = ()) -> dict[str,
         raise InvalidOption(
             f"rule for {min(unknown)!r}: no such output; the outputs are {', '.join(names)}", option="rules"
         )
-    forms, deciders = {}, value_dependent(model)
+    forms, deciders = {}, extent_deciders(model)
     for value in model.graph.output:
         shape = walk.shapes.get(value.name, ())
         is_free = len(shape) > 1 and not isinstance(shape[-1], int)

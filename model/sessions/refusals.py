@@ -46,7 +46,7 @@ def onnxruntime_words(error: BaseException) -> str:
     return _PLACE.sub(lambda match: _strip_source(match[1]), text)
 
 
-def lacking(operator: str, domain: str, model: onnx.ModelProto) -> str:
+def first_node_of(operator: str, domain: str, model: onnx.ModelProto) -> str:
     """Return the first node of an operator, formatted for messages, or "" without one."""
     for graph in every_graph(model.graph):
         for node in graph.node:
@@ -59,7 +59,7 @@ def refused_words(error: BaseException, read: Callable[[], onnx.ModelProto]) -> 
     """Return `onnxruntime_words` of a rejected model; for an unknown operator, name its node."""
     words = onnxruntime_words(error)
     unknown = _UNREGISTERED.match(words)
-    node = lacking(unknown[2], unknown[1] or "", read()) if unknown else ""
+    node = first_node_of(unknown[2], unknown[1] or "", read()) if unknown else ""
     return f"{node}: {words}" if node else words
 
 

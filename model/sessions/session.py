@@ -1,6 +1,6 @@
 """Create ONNX Runtime sessions, detect graphs that its optimizer breaks, and find the precisions it executes.
 
-`requantized`: layers that the optimizer quantizes although their Q/DQ graph does not.
+`find_requantized_layers`: layers that the optimizer quantizes although their Q/DQ graph does not.
 
     x ─ DQ ─ Conv(w, b) ─ Q        becomes        x ─ DQ ─ Conv(DQ(int8 w), DQ(int32 b)) ─ Q
 
@@ -285,7 +285,7 @@ _FOLDED = ("Constant", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze
 _LARGEST_INT32 = 2.0**31 - 1
 
 
-def requantized(model: onnx.ModelProto) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto]]:
+def find_requantized_layers(model: onnx.ModelProto) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto]]:
     """Yield these layers, each with its graph; a bias that is not loaded counts as small."""
     stored: dict[str, onnx.TensorProto] = {}
     for graph in every_graph(model.graph):

@@ -60,7 +60,7 @@ _trusted: ContextVar[frozenset[Path] | None] = ContextVar("qcompile_trusted", de
 
 
 @contextlib.contextmanager
-def trusting(trust: bool | Iterable[Path] = True) -> Iterator[None]:
+def trust_files(trust: bool | Iterable[Path] = True) -> Iterator[None]:
     """Trust all files (True) or these files inside the block; False and an empty list change nothing."""
     before, files = _trusted.get(), () if isinstance(trust, bool) else trust
     trusted_files = None if before is None or trust is True else before | {path.resolve() for path in files}

@@ -161,7 +161,7 @@ def make_example(
 
     `inputs` are `NAME:SHAPE[:DTYPE]`, by default of the model's example; `dynamic` is `INPUT:AXIS=NAME`.
     """
-    values, ordered = _example_arrays(loaded), known_inputs(loaded, inputs)
+    values, ordered = _example_arrays(loaded), declared_inputs(loaded, inputs)
     if not ordered:
         raise InvalidOption(
             "export: the model's inputs are not known",
@@ -185,7 +185,7 @@ def make_example(
     )
 
 
-def known_inputs(loaded: LoadedModel, inputs: Sequence[str | TensorInfo]) -> tuple[TensorInfo, ...]:
+def declared_inputs(loaded: LoadedModel, inputs: Sequence[str | TensorInfo]) -> tuple[TensorInfo, ...]:
     """Return the declared inputs, completed from the model's example; empty if there is neither."""
     # A model by name also has the preprocessing for declared inputs.
     preprocessing = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}

@@ -52,11 +52,11 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
         )
     if source.options.file:
         pytorch.load_weights(result, Path(source.options.file), source.spec)
-    was_training, module = pytorch.computes_otherwise_in_training(result), pytorch.evaluated(result)
+    was_training, module = pytorch.depends_on_training_mode(result), pytorch.in_evaluation_mode(result)
     if example is not None:
-        from .nested import taken_apart
+        from .nested import flatten_inputs
 
-        module, example = taken_apart(module, example)
+        module, example = flatten_inputs(module, example)
     return LoadedModel(module if device == "cpu" else module.to(device), example, was_training)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...errors import ExportError
-from .pytorch import fields_of, joined
+from .pytorch import fields_of, join_path
 
 
 class Slot(str):
@@ -48,7 +48,7 @@ class NestedInputs(nn.Module):
         return self.inner(*arguments, **keywords)
 
 
-def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any]]:
+def flatten_inputs(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any]]:
     """Return a module that takes tensors, and its example by name.
 
     `example` is a tensor, or a tuple (positional) or dict (by name) of `forward`'s arguments. These may be
@@ -98,10 +98,10 @@ def _map(value: Any, path: str, replace: Callable[[Any, str], Any]) -> Any:
     """Return a structure of the same type with its leaves replaced; `path` is the path to `value`."""
     fields = fields_of(value)
     if fields is None and isinstance(value, tuple | list):
-        return type(value)(_map(item, joined(path, index), replace) for index, item in enumerate(value))
+        return type(value)(_map(item, join_path(path, index), replace) for index, item in enumerate(value))
     if fields is None:
         return replace(value, path)
-    parts = {name: _map(item, joined(path, name), replace) for name, item in fields}
+    parts = {name: _map(item, join_path(path, name), replace) for name, item in fields}
     if dataclasses.is_dataclass(value):
         result: Any = copy.copy(value)  # the constructor may compute
         for name, part in parts.items():

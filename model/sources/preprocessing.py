@@ -178,7 +178,9 @@ PRESETS: dict[str, Preprocessing] = {
 """Name to preprocessing, without `input`: the caller adds the model's input."""
 
 
-def fit_preprocessing(preprocessing: Preprocessing, inputs: Sequence[TensorInfo]) -> dict[str, Preprocessing]:
+def match_preprocessing(
+    preprocessing: Preprocessing, inputs: Sequence[TensorInfo]
+) -> dict[str, Preprocessing]:
     """Return input name to preprocessing, for each input that `preprocessing` prepares.
 
     Image preprocessing takes the name of the model's input, and its height and width if these are fixed;

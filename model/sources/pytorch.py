@@ -161,12 +161,12 @@ _TRAINING_LAYERS = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|Instan
 """Class names of layers with a different computation in training mode."""
 
 
-def computes_otherwise_in_training(module: torch.nn.Module) -> bool:
+def depends_on_training_mode(module: torch.nn.Module) -> bool:
     """Return whether a module is in training mode and holds a layer with a different computation there."""
     return any(part.training and _TRAINING_LAYERS.search(type(part).__name__) for part in module.modules())
 
 
-def evaluated(module: torch.nn.Module) -> torch.nn.Module:
+def in_evaluation_mode(module: torch.nn.Module) -> torch.nn.Module:
     """Return a module in evaluation mode; torchao's PT2E models are in it already, and `eval()` raises."""
     try:
         return module.eval()
@@ -351,7 +351,7 @@ def fields_of(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def joined(path: str, name: str | int) -> str:
+def join_path(path: str, name: str | int) -> str:
     """Return a longer path: `batch.image` by name, `features_0` by position; other characters become `_`."""
     if isinstance(name, int):
         return f"{path}_{name}" if path else str(name)
@@ -379,4 +379,4 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, Any]]:
                 output=path,
             )
         for name, item in parts:
-            yield from _tensors(item, joined(path, name))
+            yield from _tensors(item, join_path(path, name))

@@ -56,7 +56,7 @@ def load_function(source: Source) -> Callable[[], Any]:
 def call(function: Callable[[], Any], source: Source) -> Any:
     """Return the result of a user's function; errors name the function and the line that raised."""
     try:
-        with beside(source):
+        with import_context(source):
             return _retry_with_torchvision(function)
     except QCompileError:
         raise
@@ -105,7 +105,7 @@ def _import_file(source: Source) -> ModuleType:
         return sys.modules[name]
     parts = name.split(".")
     try:
-        with beside(source):
+        with import_context(source):
             for depth, package in enumerate(packages, 1):
                 _execute(".".join(parts[:depth]), package / "__init__.py", [str(package)])
             return _execute(name, path)
@@ -142,7 +142,7 @@ _INTERNAL_FILES = re.compile(
 
 
 @contextlib.contextmanager
-def beside(source: Source) -> Iterator[None]:
+def import_context(source: Source) -> Iterator[None]:
     """Let a source import modules beside it, in place of modules of the same name elsewhere.
 
     1. Modules from the folders of other sources are removed from `sys.modules`.

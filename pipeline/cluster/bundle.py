@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...core.artifact import known_digest
+from ...core.artifact import cached_digest
 from ...core.files import manifest_path, side_files
 from ...errors import ArtifactError, EngineUnavailable, InvalidOption, StorageError, first_line
 from ..recipe.names import recipe_files
@@ -95,7 +95,7 @@ def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
     return LocalBundle(Bundle(tuple(refs), name, base), [text, *paths])
 
 
-def bundle_beside(path: Path) -> LocalBundle:
+def bundle_of_file(path: Path) -> LocalBundle:
     """Return the bundle of a file, its external weights and its manifest."""
     paths = [path, *side_files(path), *filter(Path.is_file, [manifest_path(path)])]
     return LocalBundle(Bundle(tuple(_ref(path.name, path) for path in paths)), paths)
@@ -139,7 +139,7 @@ def write_files(bundle: Bundle, chunks: Iterator[bytes], folder: Path, *, mode: 
 
 
 def _ref(name: str, path: Path) -> FileRef:
-    return FileRef(Path(name).as_posix(), known_digest([path]), path.stat().st_size)
+    return FileRef(Path(name).as_posix(), cached_digest([path]), path.stat().st_size)
 
 
 def _chunks(sources: Iterable[Path | bytes]) -> Iterator[bytes]:

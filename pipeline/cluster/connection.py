@@ -20,7 +20,7 @@ from ...spec.decode import spec_from_call
 from ...spec.recipes import LOCAL, ConnectionOptions, WorkerCommand
 from . import addresses
 from .executor import ClusterExecutor, Fleet
-from .resources import Facts
+from .resources import WorkerFacts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -195,7 +195,7 @@ JOIN_S = 300.0
 _MIN_BYTES = 2 << 30
 _ENDINGS = ("scheduler-remove-worker", "scheduler-close-worker", "worker-close", "worker-close-gracefully")
 """Dask's reasons that end a worker; any other reason means that the scheduler was lost."""
-_OnFacts = Callable[[Facts], None]
+_OnFacts = Callable[[WorkerFacts], None]
 _OnMessage = Callable[[str], None]
 
 

@@ -27,7 +27,7 @@ from ...core.progress import Progress, silent
 from ...errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
 from ..recipe.recipe import Recipe
 from ..stages.graph import ThisProcess, is_published, kind_of
-from ..stages.stage import Done, Made, Stage, kind_of_others
+from ..stages.stage import FinishedStage, Stage, StageFile, kind_for_unbound
 from ..stages.stages import with_isa
 from ..stages.store import Store, Stored
 from . import addresses, bundle, resources
@@ -55,12 +55,12 @@ class Fleet:
     def __init__(self, client: Any, insecure: Sequence[str], told: Callable[[str], None]) -> None:
         self.client, self.insecure, self._on_refused = client, insecure, told
         self.refused: dict[str, str] = {}
-        self._ready: list[resources.Facts] = []
+        self._ready: list[resources.WorkerFacts] = []
         self._lock = threading.Lock()
         self._refreshed_s = -_POLL_S
         self._has_plugin = False
 
-    def ready(self, *, now: bool = False) -> list[resources.Facts]:
+    def ready(self, *, now: bool = False) -> list[resources.WorkerFacts]:
         """Return the usable workers; refresh the list at most once a second, unless `now`."""
         with self._lock:
             if now or not self._ready or time.monotonic() - self._refreshed_s > _POLL_S:
@@ -77,7 +77,7 @@ class Fleet:
                 self._refreshed_s = time.monotonic()
             return list(self._ready)
 
-    def _why_refused(self, facts: resources.Facts) -> str:
+    def _why_refused(self, facts: resources.WorkerFacts) -> str:
         if facts.address in self.refused:
             return self.refused[facts.address]
         reason = resources.why_refused(facts)
@@ -89,13 +89,13 @@ class Fleet:
             self._on_refused(f"{reason}: it is not used")
         return reason
 
-    def _list_workers(self) -> list[resources.Facts]:
+    def _list_workers(self) -> list[resources.WorkerFacts]:
         try:
             identity = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=30)
         except (OSError, TimeoutError) as error:
             raise lost_scheduler(self.client, error) from error
         return [
-            resources.Facts(str(about["name"]), address, about.get("resources", {}))
+            resources.WorkerFacts(str(about["name"]), address, about.get("resources", {}))
             for address, about in identity["workers"].items()
             if about.get("status", "running") == "running"
         ]
@@ -168,7 +168,7 @@ class ClusterExecutor:
 
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
-    ) -> Done | None:
+    ) -> FinishedStage | None:
         if kind_of(stage).in_driver(stage):
             return ThisProcess().do(recipe, stage, store, again=again, progress=progress)
         run = self._run_of(recipe, store)
@@ -210,7 +210,7 @@ class ClusterExecutor:
             self._runs.clear()
             self.client.unsubscribe_topic(f"qcompile-{self.client.id}")
 
-    def await_workers(self, seconds: float) -> list[resources.Facts]:
+    def await_workers(self, seconds: float) -> list[resources.WorkerFacts]:
         """Return the usable workers; wait up to `seconds` for the first, then raise `ClusterError`."""
         deadline_s = time.monotonic() + seconds
         while not self.stopped.is_set():
@@ -239,7 +239,7 @@ class ClusterExecutor:
         with self._lock:
             for artifact in stage.inputs():
                 if artifact.path not in run.of_path:  # the recipe's ranges file
-                    run.note(artifact.path, bundle.bundle_beside(artifact.path))
+                    run.note(artifact.path, bundle.bundle_of_file(artifact.path))
         request = bundle.Request(
             client=self.client.id,
             stage={**vars(stage), **digests},
@@ -258,7 +258,7 @@ class ClusterExecutor:
             needs = kind_of(stage).needs(run.recipe, stage)
             home = self._measuring_worker(run.recipe, workers) if needs.as_measured else None
             try:
-                answer = self._submit(request, *resources.place(run.recipe, stage, workers, home))
+                answer = self._submit(request, *resources.place_stage(run.recipe, stage, workers, home))
                 if answer.outcome != "missing":
                     return answer
                 carrier = self._shared or bundle.ClientCarrier(self.client, run.futures, answer.address)
@@ -270,14 +270,16 @@ class ClusterExecutor:
                 self.fleet.ready(now=True)
         raise _attempts_error(stage)
 
-    def _measuring_worker(self, recipe: Recipe, workers: Sequence[resources.Facts]) -> resources.Facts | None:
+    def _measuring_worker(
+        self, recipe: Recipe, workers: Sequence[resources.WorkerFacts]
+    ) -> resources.WorkerFacts | None:
         """Return the worker that will measure the recipe's artifacts; None without `[bench]`."""
         if recipe.bench is None:
             return None
         # GPU-specific engines are measured on their GPUs; this worker measures the other artifacts.
-        built = {artifact.name: Made(Path(), "") for artifact in recipe.artifact}
-        stage = Stage(kind="bench", machine=kind_of_others(recipe, self.kinds), built=built)
-        (address, *_), _ = resources.place(recipe, stage, workers)
+        built = {artifact.name: StageFile(Path(), "") for artifact in recipe.artifact}
+        stage = Stage(kind="bench", machine=kind_for_unbound(recipe, self.kinds), built=built)
+        (address, *_), _ = resources.place_stage(recipe, stage, workers)
         return next(facts for facts in workers if facts.address == address)
 
     def _submit(self, request: bundle.Request, workers: list[str], needs: dict[str, float]) -> bundle.Answer:
@@ -333,7 +335,9 @@ class ClusterExecutor:
             message = f"a worker failed: {type(error).__name__}: {first_line(error)}"
             raise ClusterError(message, hint=f"see the worker's log; {_RERUN}") from error
 
-    def _fetch(self, run: _Run, stage: Stage, store: Store, answer: bundle.Answer, again: bool) -> Done:
+    def _fetch(
+        self, run: _Run, stage: Stage, store: Store, answer: bundle.Answer, again: bool
+    ) -> FinishedStage:
         """Return the files of a finished stage in the run's store; download them if necessary."""
         from distributed import Future
 
@@ -342,7 +346,7 @@ class ClusterExecutor:
             stored = store.take(answer.name, publish=publish)
             if stored is None:  # removed or changed since the request
                 raise _WorkersLost
-            return Done(_note_output(run, stored, main), True)
+            return FinishedStage(_note_output(run, stored, main), True)
         contents, carrier = answer.bundle, self._shared or bundle.ClientCarrier(self.client, run.futures)
         keys = contents.keys()
         if self._shared is None:  # these futures hold the chunks that the worker stored for this client
@@ -358,14 +362,14 @@ class ClusterExecutor:
             )  # fmt: skip
         except (bundle.MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged
             raise _WorkersLost from error
-        return Done(_note_output(run, stored, main), answer.was_done, answer.worker)
+        return FinishedStage(_note_output(run, stored, main), answer.was_done, answer.worker)
 
     def _run_of(self, recipe: Recipe, store: Store) -> _Run:
         with self._lock:
             run = self._runs.get(store)
         if run is not None:
             return run
-        facts: resources.Facts | None = None
+        facts: resources.WorkerFacts | None = None
         with contextlib.suppress(EngineUnavailable):
             facts = self._measuring_worker(recipe, self.await_workers(_REJOIN_S))
         isa = (resources.isa_announced(facts) if facts else None) or isa_here()
@@ -381,10 +385,10 @@ class ClusterExecutor:
         progress(f"{event[1]['text']} (worker {event[1]['name']})", event[1]["done"], event[1]["total"])
 
 
-def _note_output(run: _Run, stored: Stored, main: str) -> Made:
+def _note_output(run: _Run, stored: Stored, main: str) -> StageFile:
     path = stored.folder / main
     run.note(path, bundle.bundle_of_stage(stored.folder, main, stored.files))
-    return Made(path, stored.files[main])
+    return StageFile(path, stored.files[main])
 
 
 def _attempts_error(stage: Stage) -> ClusterError:

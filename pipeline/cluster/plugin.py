@@ -28,14 +28,14 @@ from weakref import WeakKeyDictionary
 import msgspec
 from distributed import Semaphore, WorkerPlugin, get_worker
 
-from ...core.files import held_folder, lock, open_lock, remove_stale
+from ...core.files import lock, locked_folder, open_lock, remove_stale
 from ...core.processes.worker import Worker, thread_variables
 from ...core.progress import Progress, silent
 from ...errors import ClusterError, InvalidOption, QCompileError, StorageError, WorkerError, first_line
 from ...model.sessions.session import CORES, usable_cores
 from ..stages.store import KEPT_DAYS, Store
 from . import bundle
-from .resources import Facts
+from .resources import WorkerFacts
 from .stage_work import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
 
 NAME = "qcompile"
@@ -57,7 +57,7 @@ class Cancelled(Exception):
 class Service:
     """State of a worker between requests, in a folder that no other worker uses."""
 
-    facts: Facts
+    facts: WorkerFacts
 
     def __init__(self, worker: Any, folder: Path, *, slots: int, cores: int) -> None:
         self.worker, self.folder, self.name = worker, folder, str(worker.name)
@@ -123,7 +123,7 @@ class Service:
                     return
             shutil.rmtree(final, ignore_errors=True)  # an incomplete bundle
             contents = bundle.read_index(carrier.get(f"qcompile-{digest}"), digest)
-            with held_folder(self.folder / BUNDLES) as folder:
+            with locked_folder(self.folder / BUNDLES) as folder:
                 chunks = (carrier.get(key) for key in contents.keys()[1:])
                 bundle.write_files(contents, chunks, folder / FILES, mode=0o444)
                 (folder / INDEX).write_bytes(contents.index())
@@ -305,7 +305,7 @@ class StagePlugin(WorkerPlugin):
             question = {"do": "look"}
             resources = await asyncio.to_thread(_in_process, service, question, lambda: None, silent)
             resources = {**resources, "slots": float(self.slots), **self.resources}
-            service.facts = Facts(str(worker.name), worker.contact_address or worker.address, resources)
+            service.facts = WorkerFacts(str(worker.name), worker.contact_address or worker.address, resources)
             if worker.status.name == "init":  # the registration that follows announces the resources
                 worker.state.total_resources.update(resources)
                 worker.state.available_resources.update(resources)

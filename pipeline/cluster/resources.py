@@ -42,7 +42,7 @@ _CPU_FLAGS = {
 
 
 @dataclass(frozen=True)
-class Facts:
+class WorkerFacts:
     """Name, address and announced resources of a worker."""
 
     name: str
@@ -64,7 +64,7 @@ def versions_here() -> dict[str, str]:
     return {**versions, "onnxruntime": runtimes[-1]} if runtimes else versions
 
 
-def why_refused(facts: Facts) -> str:
+def why_refused(facts: WorkerFacts) -> str:
     """Return why a worker must not serve this client, or ""; a package missing on one side is ignored."""
     required = versions_here()
     different = [
@@ -112,7 +112,7 @@ def host_id() -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def isa_announced(facts: Facts) -> Isa | None:
+def isa_announced(facts: WorkerFacts) -> Isa | None:
     """Return the instruction set for INT8 on a worker; None without a known CPU flag."""
     quantities = facts.resources
     if quantities.get("cpu-avx2") or quantities.get("cpu-avx512"):
@@ -122,8 +122,8 @@ def isa_announced(facts: Facts) -> Isa | None:
     return next((isa for name, isa in arm.items() if quantities.get(name)), None)
 
 
-def place(
-    recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | None = None
+def place_stage(
+    recipe: Recipe, stage: Stage, workers: Sequence[WorkerFacts], home: WorkerFacts | None = None
 ) -> tuple[list[str], dict[str, float]]:
     """Return the addresses of the workers that may carry out a stage, best first, and the resources it takes.
 
@@ -160,14 +160,14 @@ def place(
     return [facts.address for facts in usable], resources
 
 
-def gpus_of(facts: Facts) -> list[str]:
+def gpus_of(facts: WorkerFacts) -> list[str]:
     """Return the resources of a worker's GPUs: "gpu-sm90"."""
     return sorted(name for name, number in facts.resources.items() if name.startswith("gpu-") and number >= 1)
 
 
-def _has(facts: Facts, names: Sequence[str]) -> bool:
+def _has(facts: WorkerFacts, names: Sequence[str]) -> bool:
     return all(facts.resources.get(name, 0) >= 1 for name in names)
 
 
-def _processor(facts: Facts) -> set[str]:
+def _processor(facts: WorkerFacts) -> set[str]:
     return {name for name in facts.resources if name.startswith("cpu-")}

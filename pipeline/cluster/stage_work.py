@@ -16,18 +16,18 @@ from typing import Any
 
 import msgspec
 
-from ...core.files import held_folder, open_lock, read_json
+from ...core.files import locked_folder, open_lock, read_json
 from ...core.files.storage import storage_error
 from ...core.files.temporary import rename_paths
 from ...core.memory import out_of_memory
 from ...core.processes.serve import end_first_without_memory, serve
 from ...core.progress import Progress
 from ...errors import QCompileError
-from ...model.graph.source_paths import moved
-from ...model.sources.archives import trusting
+from ...model.graph.source_paths import map_folder
+from ...model.sources.archives import trust_files
 from ..recipe.recipe import Recipe, read_recipe
 from ..stages.graph import carry_out, is_published, key_of, kind_of
-from ..stages.stage import Made, Stage
+from ..stages.stage import Stage, StageFile
 from ..stages.store import FOLDER, Store
 from .bundle import OUTPUT, RECIPE, Answer, Bundle, Request, bundle_of_stage
 from .resources import resources_here
@@ -64,10 +64,14 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
     if kind_of(stage).measures:
         for artifact in stage.inputs():  # results mention the public names
             for written in artifact.path.parent.iterdir():
-                with held_folder(output) as temporary:
+                with locked_folder(output) as temporary:
                     os.link(written, temporary / written.name)
                     os.replace(temporary / written.name, output / written.name)
-    with trusting(recipe.model.trust), _named_as_on_client(recipe, files, output), moved(bundle.base, files):
+    with (
+        trust_files(recipe.model.trust),
+        _named_as_on_client(recipe, files, output),
+        map_folder(bundle.base, files),
+    ):
         key = key_of(recipe, stage)
         if key is None:
             return Answer("none")
@@ -106,10 +110,10 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
 def _stage(request: Request, folder: Path) -> Stage:
     """Return the stage of a request, with the paths of its files on this machine."""
 
-    def artifact(digest: str) -> Made:
+    def artifact(digest: str) -> StageFile:
         place = folder / BUNDLES / request.inputs[digest]
         bundle = msgspec.json.decode((place / INDEX).read_bytes(), type=Bundle)
-        return Made(place / FILES / bundle.files[0].name, digest)
+        return StageFile(place / FILES / bundle.files[0].name, digest)
 
     values: dict[str, Any] = dict(request.stage)
     for role in ("files", "parts", "built"):

@@ -34,7 +34,7 @@ from ...spec.recipes import InitSpec
 from ...spec.tensors import TensorInfo, first_axes_differ, format_shape
 from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target
 from ..recipe.batches import DEFAULT_MAX
-from .model_facts import ModelFacts, seen_from, spelled_from
+from .model_facts import ModelFacts, relocate_source, shortest_path_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,17 +116,17 @@ def _resize_output(array: NDArray[Any], samples: int) -> NDArray[Any]:
     return np.resize(array, shape) if array.ndim == 2 else np.zeros(shape, array.dtype)
 
 
-def relocated(spec: str, folder: Path) -> str:
+def relocate_data(spec: str, folder: Path) -> str:
     """Return a DATA argument rewritten for a file in `folder`."""
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
-        return spelled_from(parse_source(spelling.path), folder)
+        return relocate_source(parse_source(spelling.path), folder)
     located = spelling.located(Path.cwd())
-    return str(replace(located, path=seen_from(folder, Path(located.path))))
+    return str(replace(located, path=shortest_path_text(folder, Path(located.path))))
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Omission:
     """An omitted artifact or measurement, the reason, and how to add it."""
 
     what: str
@@ -144,7 +144,7 @@ class Machine:
     `gpu` is the compute capability, empty without a GPU; `emulates_bf16` is the reason, empty if native.
     """
 
-    missing: dict[str, LeftOut]
+    missing: dict[str, Omission]
     gpu: str = ""
     emulates_bf16: str = ""
 
@@ -152,8 +152,8 @@ class Machine:
 def look_at_machine() -> Machine:
     """Return the facts about this machine, as `doctor` determines them; imports the targets' runtimes."""
     reasons = {target: engine(target).why_not_build() for target in TARGETS}
-    missing: dict[str, LeftOut] = {
-        target: LeftOut(target, reason, engine(target).fix()) for target, reason in reasons.items() if reason
+    missing: dict[str, Omission] = {
+        target: Omission(target, reason, engine(target).fix()) for target, reason in reasons.items() if reason
     }
     gpu = find_gpu()
     return Machine(missing, gpu.architecture if gpu else "", why_emulated("bf16"))
@@ -191,7 +191,7 @@ class ArtifactChoice:
         self.model, self.data, self.machine, self.targets, self.gpus = model, data, machine, targets, gpus
         why = f"it has no {', '.join(model.learners)} of ai.onnx.ml"
         unsupported = [name for name in TARGETS if name != "onnxruntime" and model.learners]
-        self.missing = machine.missing | {name: LeftOut(name, why) for name in unsupported}
+        self.missing = machine.missing | {name: Omission(name, why) for name in unsupported}
         self.is_float = model.precision == "fp32"
         self.quantizes = bool(model.kinds) and self.is_float
         self.has_ranges = bool(data.calibration) or model.precision == "int8"
@@ -248,28 +248,28 @@ class ArtifactChoice:
         for index, kind in enumerate(("min_shapes", "opt_shapes", "max_shapes")):
             yield kind, [f"{name}:{format_shape(shape[index])}" for name, shape in shapes.items()], why[index]
 
-    def _left_out(self) -> Iterator[LeftOut]:
+    def _left_out(self) -> Iterator[Omission]:
         if not self.targets:
             yield from (item for name, item in self.missing.items() if name != "torchscript")
-            yield LeftOut("torchscript", "seldom faster than eager PyTorch", 'target = "torchscript"')
+            yield Omission("torchscript", "seldom faster than eager PyTorch", 'target = "torchscript"')
         if self.quantizes and not self.has_ranges:
             how = "give them as `data`; 100 to 500 are enough"
-            yield LeftOut("static INT8", "it needs samples to calibrate on", how)
+            yield Omission("static INT8", "it needs samples to calibrate on", how)
         no_int8 = [name for name in self._targets_with("static") if not self._has_integers(name)]
         if no_int8 and self.static:
             how = '`mode = "dynamic"` for ONNX Runtime'
-            yield LeftOut(f"static INT8 for {', '.join(no_int8)}", "it takes no recurrent layer", how)
+            yield Omission(f"static INT8 for {', '.join(no_int8)}", "it takes no recurrent layer", how)
         if not self.data.evaluation:
             why = "no labelled samples: the table compares speed alone"
-            yield LeftOut("accuracy", why, "give samples as `data`")
+            yield Omission("accuracy", why, "give samples as `data`")
         if not self.model.kinds:
-            yield LeftOut("INT8", "no layer of the model multiplies with weights")
+            yield Omission("INT8", "no layer of the model multiplies with weights")
         elif self.quantizes and not self.dynamic and self._targets_with("dynamic"):
             why = "it quantizes products of matrices alone: convolutions would stay in float"
-            yield LeftOut("dynamic INT8", why, 'mode = "dynamic"')
+            yield Omission("dynamic INT8", why, 'mode = "dynamic"')
         if self.machine.emulates_bf16 and self.is_float:
             for target in self._targets_with("bf16"):
-                yield LeftOut(f"{target} bf16", self.machine.emulates_bf16)
+                yield Omission(f"{target} bf16", self.machine.emulates_bf16)
 
 
 def _extents(

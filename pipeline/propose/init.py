@@ -31,9 +31,9 @@ from .choose import (
     budget_need,
     look_at_data,
     look_at_machine,
-    relocated,
+    relocate_data,
 )
-from .model_facts import ModelFacts, look_at_model, seen_from, spelled_from
+from .model_facts import ModelFacts, look_at_model, relocate_source, shortest_path_text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,13 +68,15 @@ def _recipe_lines(
         ("output", _output_folder(spec.output), "artifacts, results.json and report.html"),
     ]
     yield from toml_table("", head)
-    lines: list[Line] = [("source", spelled_from(parse_source(source), folder), "")]
+    lines: list[Line] = [("source", relocate_source(parse_source(source), folder), "")]
     if model.declared:
         lines.append(("inputs", list(model.declared), model.why_inputs))
     if spec.weights == RANDOM:
         lines.append(("weights", RANDOM, "of its seed"))
     elif spec.weights:
-        lines.append(("weights", seen_from(folder, Path(spec.weights)), "in place of the model's own"))
+        lines.append(
+            ("weights", shortest_path_text(folder, Path(spec.weights)), "in place of the model's own")
+        )
     if spec.download:
         lines.append(("download", True, "the package may download what its cache lacks"))
     if spec.trust:
@@ -110,11 +112,11 @@ def _data_lines(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterat
             "divided": "a part of the set, disjoint from the other",
             "same": "the same samples as below; two sets tell the accuracy of INT8 more honestly",
         }.get(data.shared, "samples that the ranges of INT8 are observed on")
-        lines.append(("calibration", relocated(data.calibration, folder), why))
+        lines.append(("calibration", relocate_data(data.calibration, folder), why))
     if data.evaluation:
         count = "" if data.samples is None else f"{_with_unit(data.samples, 'sample')}, "
         labels = "with labels" if data.has_labels else "no labels"
-        lines.append(("evaluation", relocated(data.evaluation, folder), f"{count}{labels}"))
+        lines.append(("evaluation", relocate_data(data.evaluation, folder), f"{count}{labels}"))
     if lines:
         yield from toml_table("[data]", lines)
     if data.calibration and any(("precision", "int8", "") in artifact.lines for artifact in choice.artifacts):

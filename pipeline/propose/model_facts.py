@@ -92,10 +92,10 @@ def look_at_model(
     progress("look at the model")
     if source.kind == "onnx":
         return _onnx_facts(source)
-    from ...model.sources.archives import trusting
+    from ...model.sources.archives import trust_files
     from ...model.sources.load import load_torch
 
-    with trusting(trust):
+    with trust_files(trust):
         return _module_facts(source, load_torch(source), inputs, samples)
 
 
@@ -262,17 +262,17 @@ def _multiply_adds(original: Any) -> int:
         return 0
 
 
-def spelled_from(source: Source, folder: Path) -> str:
+def relocate_source(source: Source, folder: Path) -> str:
     """Return a MODEL or DATA argument rewritten for a file in `folder`."""
     if source.path is None:  # a file of weights has an absolute path
         return source.absolute if source.options.file else source.spec
-    path, query = seen_from(folder, source.path), source.options.query
+    path, query = shortest_path_text(folder, source.path), source.options.query
     if source.is_named:
         return f"{source.kind}:{path if '/' in path else f'./{path}'}{query}"
     return f"{path}:{source.function}{query}" if source.function else path
 
 
-def seen_from(folder: Path, path: Path) -> str:
+def shortest_path_text(folder: Path, path: Path) -> str:
     """Return a path relative to a folder, or the absolute path if it is shorter."""
     absolute = str(path.resolve())
     return min(os.path.relpath(absolute, folder.resolve()), absolute, key=len)

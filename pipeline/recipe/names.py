@@ -19,7 +19,7 @@ from ...model.sources.source import Source, parse_source, source_files
 from ...spec.option import Named, Option, fields_of
 from ...spec.recipes import RecipeFile
 from ...spec.tensorrt import AUTO, OFF
-from ...spec.words import is_own_metric
+from ...spec.words import is_user_metric
 from .recipe import Recipe, recipe_source
 
 
@@ -74,7 +74,7 @@ def _map_text(option: Option, key: str, text: str, spell: Callable[[Name], str])
     if kind == "model" and option.repeated:  # NAME=MODEL
         head, equals, named_text = text.partition("=")
         head += equals
-    is_word = (kind == "cache" and text in (AUTO, OFF)) or (kind == "metric" and not is_own_metric(text))
+    is_word = (kind == "cache" and text in (AUTO, OFF)) or (kind == "metric" and not is_user_metric(text))
     if is_word or not named_text:
         return text
     return head + spell(Name(key, "model" if kind == "metric" else kind, named_text))
@@ -153,10 +153,10 @@ def _with_companions(path: Path) -> Iterator[Path]:
 
 def _external_data(path: Path) -> Iterator[Path]:
     """Yield the external data files of an ONNX file, beside its path before links are resolved."""
-    from ...core.artifact import accepting
+    from ...core.artifact import trusting_content
     from ...model.graph.onnx_file import read_weightless
 
-    with accepting(path):
+    with trusting_content(path):
         files = list(read_weightless(path).beside)
     beside = (path.parent / file.relative_to(path.resolve().parent) for file in files)
     yield from filter(Path.is_file, beside)

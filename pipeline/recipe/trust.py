@@ -28,7 +28,7 @@ NamedPlace = tuple[Name, str, Path | None]
 """A name, its description, and its path; None for a function of a module outside the folder."""
 
 
-def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
+def check_trust(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
     """Return the recipe with the granted trust; raise RecipeError for untrusted names outside its folder.
 
     `trust` allows code outside the folder, and `.pt2`, TorchScript and TensorFlow files. `output` is the

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from ...core.artifact import tool_versions
-from ...model.sources.archives import trusting
+from ...model.sources.archives import trust_files
 from ...model.sources.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ...spec.decode import key as options_key
 from ...spec.decode import shared
 from ...spec.measure import BenchSpec, Budget
-from ...spec.words import BASELINE, ORIGINAL, TENSORRT_TARGETS, is_own_metric
+from ...spec.words import BASELINE, ORIGINAL, TENSORRT_TARGETS, is_user_metric
 from ..recipe.published import RESULTS
 from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
-from .stage import ANY, PROCESSOR, SOURCE, Key, Needs, Stage, StageJob, named_artifact
+from .stage import ANY, PROCESSOR, SOURCE, Key, Needs, Stage, StageJob, find_artifact
 from .stages import ONNX_TOOLS, data_of, located
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def bench_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
         python=interpreters(section.python, recipe.folder),
     )
     try:
-        with trusting(output / file.path.name for file in stage.built.values()):
+        with trust_files(output / file.path.name for file in stage.built.values()):
             return benchmark(
                 artifacts,
                 spec,
@@ -100,7 +100,7 @@ def _unbuilt_rows(recipe: Recipe, stage: Stage) -> list[Row]:
     names = [name for name in names if name in stage.why_not]
     rows = []
     for name in [*names, *(name for name in stage.why_not if name not in names)]:
-        artifact = named_artifact(recipe, name)
+        artifact = find_artifact(recipe, name)
         device = (
             f"GPU {', '.join(artifact.gpus)}".strip() if artifact.target.startswith("tensorrt") else "CPU"
         )
@@ -146,7 +146,7 @@ def bench_key(recipe: Recipe, stage: Stage) -> Key:
 def bench_needs(recipe: Recipe, stage: Stage) -> Needs:
     """Require the stage's kind of GPU; prefer every measured runtime, and a GPU for TensorRT."""
     kind = () if stage.machine in (ANY, PROCESSOR) else (f"gpu-{stage.machine}",)
-    targets = dict.fromkeys(named_artifact(recipe, name).target for name in stage.built)
+    targets = dict.fromkeys(find_artifact(recipe, name).target for name in stage.built)
     gpu = any(target.startswith("tensorrt") for target in targets)
     return Needs(kind, (*targets, "pytorch"), gpu=gpu)
 
@@ -164,7 +164,7 @@ def section_of(recipe: Recipe) -> BenchSection:
 def metric_of(recipe: Recipe) -> Source | None:
     """Return the user's metric function, or None for a built-in metric."""
     text = section_of(recipe).metric
-    return parse_source(text, base=recipe.folder) if is_own_metric(text) else None
+    return parse_source(text, base=recipe.folder) if is_user_metric(text) else None
 
 
 def _bench_models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
@@ -180,7 +180,7 @@ def measured_options(
 ) -> dict[str, object]:
     """Return `[bench]` options for a key; without TensorRT engines `on_gpu`, CUDA graphs count as off."""
     options = options_key(section_of(recipe), without=without)
-    targets = {named_artifact(recipe, name).target for name in on_gpu}
+    targets = {find_artifact(recipe, name).target for name in on_gpu}
     if options["cuda_graph"] is None and not targets & {*TENSORRT_TARGETS}:
         options["cuda_graph"] = False
     return options

@@ -26,17 +26,17 @@ from ..recipe.recipe import Recipe
 from . import bench_stages, stages, trial_stages
 from .stage import (
     SOURCE,
-    Done,
     Executor,
+    FinishedStage,
     Key,
-    Made,
     Needs,
     Rule,
     Stage,
+    StageFile,
     StageJob,
     StageKind,
-    measured_apart,
-    named_artifact,
+    find_artifact,
+    split_by_machine,
 )
 from .store import Store
 
@@ -52,7 +52,7 @@ def is_calibrated(artifact: ArtifactSection | None) -> bool:
 
 _TRIAL = StageKind(
     inputs=lambda *_: {},
-    file=lambda _, stage: trial_stages.ask_of(stage).file,
+    file=lambda _, stage: trial_stages.trial_request(stage).file,
     key=trial_stages.trial_key,
     work=trial_stages.trial_work,
     needs=trial_stages.trial_needs,
@@ -94,7 +94,7 @@ KINDS: Mapping[str, StageKind] = {
         is_in=lambda recipe, _: (
             recipe.has_ranges and any(artifact.needs_ranges for artifact in recipe.artifact)
         ),
-        replaced=stages.given_ranges,
+        replaced=stages.recipe_ranges,
         parts=stages.calibrate_parts,
         ends_run=False,
     ),
@@ -103,7 +103,7 @@ KINDS: Mapping[str, StageKind] = {
         file=lambda _, stage: f"{stage.artifact}{GRAPH}",
         key=stages.quantize_key,
         work=stages.quantize_work,
-        needs=lambda recipe, stage: Needs((named_artifact(recipe, stage.artifact).target,), ("onnxruntime",)),
+        needs=lambda recipe, stage: Needs((find_artifact(recipe, stage.artifact).target,), ("onnxruntime",)),
         rule=Rule(
             lambda weights_mb, inference_s, _, artifact: (
                 2 + weights_mb / 50 + is_calibrated(artifact) * 10 * _CORRECTED_SAMPLES * inference_s
@@ -112,7 +112,7 @@ KINDS: Mapping[str, StageKind] = {
             memory_mb=400,
             copies=4,
         ),
-        is_in=lambda recipe, artifact: not stages.takes_pytorch(named_artifact(recipe, artifact)),
+        is_in=lambda recipe, artifact: not stages.takes_pytorch(find_artifact(recipe, artifact)),
         applies=stages.quantize_applies,
         per_artifact=True,
         ends_run=False,
@@ -121,7 +121,7 @@ KINDS: Mapping[str, StageKind] = {
     BUILD: StageKind(
         inputs=stages.build_inputs,
         file=lambda recipe, stage: (
-            f"{stage.artifact}{engine(named_artifact(recipe, stage.artifact).target).suffix}"
+            f"{stage.artifact}{engine(find_artifact(recipe, stage.artifact).target).suffix}"
         ),
         key=stages.build_key,
         work=stages.build_work,
@@ -156,7 +156,7 @@ KINDS: Mapping[str, StageKind] = {
             of_rows=True,
         ),
         is_in=lambda recipe, _: recipe.bench is not None,
-        parts=lambda recipe, stage, executor, _: measured_apart(recipe, stage, executor.kinds),
+        parts=lambda recipe, stage, executor, _: split_by_machine(recipe, stage, executor.kinds),
         measures=True,
         in_driver=lambda stage: bool(stage.parts),
         is_complete=bench_stages.is_complete,
@@ -237,7 +237,7 @@ class ThisProcess:
 
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
-    ) -> Done | None:
+    ) -> FinishedStage | None:
         key = key_of(recipe, stage)
         if key is None:
             return None
@@ -249,7 +249,9 @@ class ThisProcess:
             publish=is_published(stage),
             is_complete=lambda folder: kind_of(stage).is_complete(folder / key["file"]),
         )
-        return Done(Made(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done)
+        return FinishedStage(
+            StageFile(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done
+        )
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
         key = key_of(recipe, stage)
@@ -259,7 +261,7 @@ class ThisProcess:
         """Do nothing: no stage runs in another thread."""
 
 
-def each(executor: Executor, tasks: Sequence[Callable[[], T]]) -> list[T]:
+def run_tasks(executor: Executor, tasks: Sequence[Callable[[], T]]) -> list[T]:
     """Run tasks, at most `executor.parallel` at a time, and return the results; an error cancels the rest."""
     if (parallel := min(executor.parallel, len(tasks))) < 2:
         return [task() for task in tasks]

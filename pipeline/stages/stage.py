@@ -25,7 +25,7 @@ SOURCE = "source"
 
 
 @dataclass(frozen=True)
-class Made:
+class StageFile:
     """A file that a stage wrote."""
 
     path: Path
@@ -52,9 +52,9 @@ class Stage:
     artifact: str = ""
     shard: str = ""
     source_digest: str = ""
-    files: Mapping[str, Made] = field(default_factory=dict)
-    parts: Mapping[str, Made] = field(default_factory=dict)
-    built: Mapping[str, Made] = field(default_factory=dict)
+    files: Mapping[str, StageFile] = field(default_factory=dict)
+    parts: Mapping[str, StageFile] = field(default_factory=dict)
+    built: Mapping[str, StageFile] = field(default_factory=dict)
     why_not: Mapping[str, str] = field(default_factory=dict)
     unavailable: tuple[str, ...] = ()
     machine: str = ""
@@ -66,7 +66,7 @@ class Stage:
         words = [self.kind, self.artifact, self.shard.replace("/", "-of-"), self.machine]
         return "-".join(filter(None, words))
 
-    def inputs(self) -> list[Made]:
+    def inputs(self) -> list[StageFile]:
         """Return all input files except the recipe's source."""
         return [*self.files.values(), *self.parts.values(), *self.built.values()]
 
@@ -94,10 +94,10 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedStage:
     """A finished stage and its file; `where` is the worker that ran it, `was_done` if an earlier run did."""
 
-    made: Made
+    made: StageFile
     was_done: bool
     where: str = ""
 
@@ -119,7 +119,7 @@ class Executor(Protocol):
 
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
-    ) -> Done | None:
+    ) -> FinishedStage | None:
         """Run a stage unless it is finished, and publish its files; None if there is nothing to do."""
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
@@ -197,7 +197,7 @@ class StageKind:
     rule: Rule | None = None
     is_in: Callable[[Recipe, str], bool] = lambda *_: True
     applies: Callable[[Recipe, Stage], bool] = lambda *_: True
-    replaced: Callable[[Recipe], Made | None] = lambda _: None
+    replaced: Callable[[Recipe], StageFile | None] = lambda _: None
     parts: Parts = lambda _, stage, *__: [stage]
     per_artifact: bool = False
     ends_run: bool = True
@@ -214,7 +214,7 @@ PROCESSOR = "cpu"
 """Kind of machine for the measurement without a GPU, if others measure with one."""
 
 
-def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
+def expand_cluster_artifacts(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     """Return the recipe with an artifact NAME-KIND for each kind of GPU, in place of NAME for `CLUSTER`."""
     clustered = [artifact for artifact in recipe.artifact if artifact.gpus == (CLUSTER,)]
     if not clustered:
@@ -230,7 +230,7 @@ def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
             names = (
                 [f"{artifact.name}-{kind}" for kind in kinds] if artifact in clustered else [artifact.name]
             )
-            artifacts += (named_artifact(recipe, name) for name in names)
+            artifacts += (find_artifact(recipe, name) for name in names)
         expanded = replace(recipe, artifact=tuple(artifacts))
         check_names(expanded)
     except Refused as error:
@@ -243,7 +243,7 @@ def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     return expanded
 
 
-def named_artifact(recipe: Recipe, name: str) -> ArtifactSection:
+def find_artifact(recipe: Recipe, name: str) -> ArtifactSection:
     """Return the artifact of this name; for NAME-sm86, also NAME with `CLUSTER`, set to this kind of GPU.
 
     A worker can therefore read the recipe as written, whatever GPUs the cluster has.
@@ -263,7 +263,7 @@ def built_on(artifact: ArtifactSection) -> str:
     return artifact.gpus[0] if artifact.target == "tensorrt" and len(artifact.gpus) == 1 else ANY
 
 
-def measured_on(
+def group_by_machine(
     recipe: Recipe, built_for: Mapping[str, Sequence[str]], kinds: Sequence[str]
 ) -> dict[str, list[str]]:
     """Return kind of machine to the artifacts that are measured there, beside the baseline.
@@ -273,7 +273,7 @@ def measured_on(
     its GPU joins them, and its row gives the reason. The kinds are sorted, `ANY` first.
     """
     assert recipe.bench is not None, "the caller checks it"
-    without_gpu = kind_of_others(recipe, kinds)
+    without_gpu = kind_for_unbound(recipe, kinds)
     groups: dict[str, list[str]] = {}
     for name, gpus in built_for.items():
         for kind in [kind for kind in kinds if kind in gpus] or [without_gpu]:
@@ -283,13 +283,13 @@ def measured_on(
     return {kind: groups[kind] for kind in sorted(groups)}
 
 
-def kind_of_others(recipe: Recipe, kinds: Sequence[str]) -> str:
+def kind_for_unbound(recipe: Recipe, kinds: Sequence[str]) -> str:
     """Return the kind of machine that measures the artifacts for no particular GPU."""
     devices = recipe.bench.devices if recipe.bench else ()
     return kinds[0] if kinds and any(device != "cpu" for device in devices) else ANY
 
 
-def measured_apart(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[Stage]:
+def split_by_machine(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[Stage]:
     """Return the stage, or a part per kind of machine; the first also has the rows of unbuilt artifacts."""
     from ...core.artifact import read_manifest
 
@@ -298,9 +298,9 @@ def measured_apart(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[S
     for name, file in whole.built.items():
         manifest = read_manifest(file.path)
         gpus = manifest.device.get("gpus") if manifest else None
-        if isinstance(gpus, list) and named_artifact(recipe, name).target in TENSORRT_TARGETS:
+        if isinstance(gpus, list) and find_artifact(recipe, name).target in TENSORRT_TARGETS:
             built_for[name] = tuple(map(str, gpus))
-    groups = measured_on(recipe, built_for, kinds)
+    groups = group_by_machine(recipe, built_for, kinds)
     if list(groups) == [ANY]:
         return [whole]
     stages: list[Stage] = []

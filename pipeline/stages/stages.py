@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.artifact import accepting, checked_input, known_digest, tool_versions
+from ...core.artifact import cached_digest, checked_input, tool_versions, trusting_content
 from ...core.processor import isa_here, processor
 from ...data.batches import Data
 from ...data.kinds import ARRAYS
@@ -32,7 +32,7 @@ from ...spec.words import CPU_TARGETS, TENSORRT_TARGETS, GraphTarget, Isa
 from ..recipe.batches import default_shapes, has_shapes, measured_batches
 from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
-from .stage import ANY, SOURCE, Executor, Key, Made, Needs, Stage, StageJob, built_on, named_artifact
+from .stage import ANY, SOURCE, Executor, Key, Needs, Stage, StageFile, StageJob, built_on, find_artifact
 from .store import FOLDER
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
@@ -116,7 +116,7 @@ def calibrate_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     from ...model.graph.onnx_file import read_weightless
 
     path, section = stage.files["model"].path, recipe.calibrate
-    with accepting(path):  # only its inputs are read here; `calibrate` checks the manifest
+    with trusting_content(path):  # only its inputs are read here; `calibrate` checks the manifest
         inputs = read_weightless(path).io.inputs
     data = data_of(recipe, recipe.data.calibration, inputs, limit=section.samples, batch_size=1)
     if stage.parts:
@@ -184,17 +184,17 @@ def data_of(
     )  # fmt: skip
 
 
-def given_ranges(recipe: Recipe) -> Made | None:
+def recipe_ranges(recipe: Recipe) -> StageFile | None:
     """Return the ranges file that the recipe names in place of a calibration, or None."""
     if not recipe.calibrate.ranges:
         return None
     path = checked_input(recipe.folder / recipe.calibrate.ranges, what="ranges file")
-    return Made(path, known_digest([path]))
+    return StageFile(path, cached_digest([path]))
 
 
 def quantize_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
     """Return the role of the model, and of the ranges if the artifact needs them."""
-    needs_ranges = named_artifact(recipe, artifact).needs_ranges
+    needs_ranges = find_artifact(recipe, artifact).needs_ranges
     return model_of(recipe) | ({"ranges": "calibrate"} if needs_ranges else {})
 
 
@@ -202,7 +202,7 @@ def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
     """Return whether the graph is quantized or cast; a float graph or PyTorch model is not changed."""
     from ...building.lowered import writes_types
 
-    artifact = named_artifact(recipe, stage.artifact)
+    artifact = find_artifact(recipe, stage.artifact)
     return writes_types(artifact, capabilities_of(engine(artifact.target)))
 
 
@@ -234,14 +234,14 @@ def quantize_key(recipe: Recipe, stage: Stage) -> Key:
 
 def build_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
     """Return the source for a runtime that takes PyTorch, else the model, its ranges and lowered graph."""
-    if takes_pytorch(named_artifact(recipe, artifact)):
+    if takes_pytorch(find_artifact(recipe, artifact)):
         return {SOURCE: ""}
     return {**quantize_inputs(recipe, artifact), "graph": "quantize"}
 
 
 def build_applies(recipe: Recipe, stage: Stage) -> bool:
     """Return True for every artifact; raise EngineUnavailable if its runtime is missing here."""
-    artifact = named_artifact(recipe, stage.artifact)
+    artifact = find_artifact(recipe, stage.artifact)
     return takes_pytorch(artifact) or bool(capabilities_of(engine(artifact.target)))
 
 
@@ -290,7 +290,7 @@ def build_key(recipe: Recipe, stage: Stage) -> Key:
 
 def build_needs(recipe: Recipe, stage: Stage) -> Needs:
     """Require the GPU that runs the engine, unless TensorRT-RTX builds ahead of time for other GPUs."""
-    artifact = named_artifact(recipe, stage.artifact)
+    artifact = find_artifact(recipe, stage.artifact)
     kind = built_on(artifact)
     gpu = artifact.target.startswith("tensorrt") and not artifact.gpus
     return Needs((artifact.target, *((f"gpu-{kind}",) if kind != ANY else ())), gpu=gpu, as_measured=True)
@@ -298,7 +298,7 @@ def build_needs(recipe: Recipe, stage: Stage) -> Needs:
 
 def _resolve_artifact(recipe: Recipe, stage: Stage) -> ArtifactSection:
     """Return the artifact of a stage with `isa` and `float_precision` resolved on this machine."""
-    return with_floats(with_isa(named_artifact(recipe, stage.artifact)))
+    return with_floats(with_isa(find_artifact(recipe, stage.artifact)))
 
 
 def _needs_default_shapes(artifact: ArtifactSection) -> bool:
@@ -327,11 +327,11 @@ def _build_options(recipe: Recipe, artifact: ArtifactSection) -> dict[str, objec
     options = options_key(replace(artifact, tensorrt=replace(tensorrt, plugins=(), timing_cache=AUTO)))
     del options["name"]
     plugins = [recipe.folder / name for name in tensorrt.plugins]
-    digests = [known_digest([path]) if path.is_file() else str(path) for path in plugins]
+    digests = [cached_digest([path]) if path.is_file() else str(path) for path in plugins]
     return {**options, "plugins": digests, "timing_cache": tensorrt.timing_cache != OFF}
 
 
-def _build_spec(recipe: Recipe, artifact: ArtifactSection, ranges: Made | None) -> BuildSpec:
+def _build_spec(recipe: Recipe, artifact: ArtifactSection, ranges: StageFile | None) -> BuildSpec:
     """Return the build spec of an artifact; file names are resolved in the recipe's folder."""
     options = artifact.tensorrt
     plugins = tuple(str(recipe.folder / name) for name in options.plugins)

@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from ...core.files import digest_files, held_folder, lock, open_lock, remove_stale, write_json
+from ...core.files import digest_files, lock, locked_folder, open_lock, remove_stale, write_json
 from ...core.files.write import link_or_copy, move_in, sync
 from ...errors import InvalidOption, StorageError
 
@@ -99,7 +99,7 @@ class Store:
         if not again and (stored := self._read_stage(final)):
             return self._deliver(stored, publish)
         shutil.rmtree(final, ignore_errors=True)
-        with held_folder(self.folder) as temporary:
+        with locked_folder(self.folder) as temporary:
             start = time.monotonic()
             work(temporary)
             peak_bytes = None
@@ -188,7 +188,7 @@ class Store:
         if all(_is_same_file(final / name, self.output / name) for name in {*files, f"{main}.data"}):
             return
         try:
-            with held_folder(self.output) as temporary:
+            with locked_folder(self.output) as temporary:
                 for name in files:
                     link_or_copy(final / name, temporary / name)
                 move_in(temporary, self.output / main)

@@ -19,18 +19,18 @@ from ...core.files import write_json
 from ...model.sources.source import Source, digest_source
 from ..recipe.recipe import Recipe, recipe_source
 from .bench_stages import metric_of, section_of
-from .stage import Key, Made, Needs, Stage, StageJob
-from .stages import ONNX_TOOLS, data_of, given_ranges, located
+from .stage import Key, Needs, Stage, StageFile, StageJob
+from .stages import ONNX_TOOLS, data_of, located, recipe_ranges
 
 if TYPE_CHECKING:
     from ...spec.measure import BenchSection
-    from ..tune.trials import TrialAsk, TrialMaker, TrialSetting
+    from ..tune.trials import TrialMaker, TrialRequest, TrialSetting
 
 SCORE = ".trial.json"
 _makers: dict[str, TrialMaker] = {}
 
 
-def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
+def trial_text(setting: TrialSetting, ask: TrialRequest | None = None) -> str:
     """Return the JSON of a stage: values of the setting that the recipe lacks, and the request of a trial."""
     names = ("samples", "method", "exclude", "threads", "isa", "candidates")
     values = {name: getattr(setting, name) for name in names}
@@ -43,7 +43,7 @@ def trial_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     """Quantize, build and score one candidate; write its artifact, and the score beside it."""
     from ..tune.trials import TrialMaker
 
-    request = ask_of(stage)
+    request = trial_request(stage)
     options = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
     key = json.dumps([str(recipe.folder), _key(recipe, options, "onnxruntime")])
     if key not in _makers:  # a process caches the float model's outputs for the next trial of a setting
@@ -65,7 +65,7 @@ def trial_needs(_: Recipe, stage: Stage) -> Needs:
 
 
 def _target(stage: Stage) -> str:
-    return stage.artifact if stage.kind == "rank" else ask_of(stage).target
+    return stage.artifact if stage.kind == "rank" else trial_request(stage).target
 
 
 def rank_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
@@ -79,11 +79,11 @@ def rank_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:
     return job.path
 
 
-def ask_of(stage: Stage) -> TrialAsk:
+def trial_request(stage: Stage) -> TrialRequest:
     """Return the request of a trial."""
-    from ..tune.trials import TrialAsk
+    from ..tune.trials import TrialRequest
 
-    return msgspec.convert(json.loads(stage.trial)["ask"], TrialAsk)
+    return msgspec.convert(json.loads(stage.trial)["ask"], TrialRequest)
 
 
 def _setting(recipe: Recipe, options: Mapping[str, Any]) -> TrialSetting:
@@ -111,8 +111,8 @@ def _key(recipe: Recipe, trial: Mapping[str, Any], target: str) -> Key:
     }
 
 
-def _scoring(recipe: Recipe) -> tuple[Made, BenchSection, Source | None]:
+def _scoring(recipe: Recipe) -> tuple[StageFile, BenchSection, Source | None]:
     """Return the ranges, bench section and metric function (or None) of a setting's recipe."""
-    ranges = given_ranges(recipe)
+    ranges = recipe_ranges(recipe)
     assert ranges is not None, "the recipe of a setting names them"
     return ranges, section_of(recipe), metric_of(recipe)

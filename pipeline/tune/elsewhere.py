@@ -14,20 +14,20 @@ from ...core.files import read_json
 from ...core.progress import Progress, silent
 from ...data.spelling import parse_spelling
 from ...model.sources.source import parse_source
-from ...spec.words import Target, is_own_metric
+from ...spec.words import Target, is_user_metric
 from ..recipe.recipe import Recipe, make_recipe
 from ..run import Visit
 from ..stages.stage import Executor, Stage
 from ..stages.store import FOLDER, Store
 from ..stages.trial_stages import SCORE, trial_text
-from .trials import Elsewhere, Score, TrialAsk, TrialSetting
+from .trials import Score, TrialExecutor, TrialRequest, TrialSetting
 
 _TRIALS = "trials.toml"
 
 
 def on_executor(
     executor: Executor, folder: str | Path, *, progress: Progress = silent
-) -> Callable[[TrialSetting], Elsewhere]:
+) -> Callable[[TrialSetting], TrialExecutor]:
     """Return the `elsewhere` argument of `tune` for an executor."""
     return lambda setting: StageTrials(executor, setting, Path(folder), progress)
 
@@ -42,7 +42,7 @@ class StageTrials:
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(store.locked())
 
-    def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
+    def make(self, ask: TrialRequest) -> tuple[Score, list[Path]]:
         text = trial_text(self.setting, ask)
         # After a failed mix, the next mix gets the same name; the digest separates their stages.
         name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -64,7 +64,7 @@ class StageTrials:
 
 def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
     """Return the recipe for the stages of a setting; it is not written to a file."""
-    metric = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
+    metric = parse_source(setting.metric).absolute if is_user_metric(setting.metric) else setting.metric
     values = {
         "version": 1,
         "name": "trials",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...bench.benchmark import benchmark
-from ...bench.measure.artifacts import paired
+from ...bench.measure.artifacts import pair_outputs
 from ...bench.metrics.accuracy import ScoreSums, accuracy, read_metric
 from ...bench.metrics.metric import LABELS_HINT, Metric, Outputs, Scored, Truth
 from ...building.build import request_for
@@ -63,7 +63,7 @@ class TrialSetting:
 
 
 @dataclass(frozen=True)
-class TrialAsk:
+class TrialRequest:
     """One trial: "fp32", "bf16" or "int8" for a target, and the name of its files.
 
     For INT8, the layers `in_float` remain in floating point and compute in `float_precision`.
@@ -90,12 +90,12 @@ class Score(msgspec.Struct, frozen=True):
     statement: str = ""
 
 
-class Elsewhere(Protocol):
+class TrialExecutor(Protocol):
     """Makes trials and ranks layers elsewhere, up to `parallel` at a time, each call in a separate thread."""
 
     parallel: int
 
-    def make(self, ask: TrialAsk) -> tuple[Score, Sequence[Path]]:
+    def make(self, ask: TrialRequest) -> tuple[Score, Sequence[Path]]:
         """Make one trial; return its score and the paths of its files on this machine."""
 
     def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
@@ -134,7 +134,7 @@ class TrialMaker:
         self._float = self._sums(self.scored)
         self.float_value = self._float.value()
 
-    def make(self, ask: TrialAsk, folder: Path, progress: Progress = silent) -> Score:
+    def make(self, ask: TrialRequest, folder: Path, progress: Progress = silent) -> Score:
         """Build an artifact in a folder and return its score."""
         spec, runtime = self._spec(ask), engine(ask.target)
         path, graph = folder / ask.file, folder / f"{ask.name}.graph.onnx"
@@ -146,7 +146,7 @@ class TrialMaker:
         scored = []
         with runtime.open(str(path), threads=self.setting.threads) as runner:
             for batch, expected in zip(self.batches, self.reference, strict=True):
-                outputs = paired(expected, runner.infer(batch.feeds))
+                outputs = pair_outputs(expected, runner.infer(batch.feeds))
                 truth = Truth(batch.labels, batch.samples, batch.where)
                 scored.append(self.metric.score(outputs, expected, truth))
         measured = accuracy(self._sums(scored), self._float, self.setting.candidates)
@@ -155,7 +155,7 @@ class TrialMaker:
             measured.value, measured.drop.value, measured.drop.low, measured.drop.high, measured.statement
         )
 
-    def _spec(self, ask: TrialAsk) -> BuildSpec:
+    def _spec(self, ask: TrialRequest) -> BuildSpec:
         """Return the build options of a trial; artifacts that miss their precision are measured, too."""
         setting = self.setting
         options: dict[str, Any] = {"target": ask.target, "precision": ask.precision, "isa": setting.isa}
@@ -195,7 +195,7 @@ def rank_part(
 
 @dataclass
 class Trial:
-    """One measured artifact, with the fields of its `TrialAsk`.
+    """One measured artifact, with the fields of its `TrialRequest`.
 
     `value` is the metric, a share for metrics in points. `drop` is the loss against the float model, with a
     paired interval (None with too few samples) and the evidence in words, `statement`. `latency_ms` is the
@@ -227,11 +227,11 @@ class TrialRunner:
     """Makes and records the trials of one float model in one folder, several at a time with `elsewhere`."""
 
     def __init__(
-        self, maker: TrialMaker, folder: Path, progress: Progress, elsewhere: Elsewhere | None = None
+        self, maker: TrialMaker, folder: Path, progress: Progress, elsewhere: TrialExecutor | None = None
     ) -> None:
         self.maker, self.folder, self.progress, self.elsewhere = maker, folder, progress, elsewhere
         self.trials: dict[str, Trial] = {}
-        self._started: dict[TrialAsk, Future[tuple[Score, Sequence[Path]]]] = {}
+        self._started: dict[TrialRequest, Future[tuple[Score, Sequence[Path]]]] = {}
         self._rankings: dict[Target, list[Future[list[LayerSensitivity]]]] = {}
         self._threads = ThreadPoolExecutor(self.parallel, "qcompile-tune") if elsewhere else None
 
@@ -241,7 +241,7 @@ class TrialRunner:
 
     def in_float(self, target: Target, precision: FloatPrecision) -> Trial:
         """Return the trial of the float model for a target."""
-        return self._trial(TrialAsk(f"{target}-{precision}", target, precision))
+        return self._trial(TrialRequest(f"{target}-{precision}", target, precision))
 
     def int8(
         self,
@@ -261,7 +261,7 @@ class TrialRunner:
         name = f"{target}-int8{mix}" + f"-{float_precision}" * (float_precision != "fp32")
         layers = f": {len(in_float)} layers in float" if in_float else ""
         self.progress(f"quantize {name}{layers}")
-        return self._trial(TrialAsk(name, target, "int8", in_float, float_precision))
+        return self._trial(TrialRequest(name, target, "int8", in_float, float_precision))
 
     def begin(self, targets: Sequence[Target]) -> None:
         """With `elsewhere`, start the work of every tuning: the rankings and the first trials."""
@@ -272,7 +272,7 @@ class TrialRunner:
             futures = [self._threads.submit(rank, target, part, parts) for part in range(1, parts + 1)]
             self._rankings[target] = futures
             for precision in (*engine(target).tuned_floats, "int8"):
-                ask = TrialAsk(f"{target}-{precision}", target, precision)
+                ask = TrialRequest(f"{target}-{precision}", target, precision)
                 self._started[ask] = self._threads.submit(self.elsewhere.make, ask)
 
     def rank(self, target: Target) -> list[LayerSensitivity]:
@@ -313,7 +313,7 @@ class TrialRunner:
             if ratio:
                 trial.speedup = {name: getattr(ratio, name) for name in trial.speedup}
 
-    def _trial(self, ask: TrialAsk) -> Trial:
+    def _trial(self, ask: TrialRequest) -> Trial:
         path = self.folder / ask.file
         if self.elsewhere is None:
             score = self.maker.make(ask, self.folder, self.progress)
@@ -341,10 +341,10 @@ def slower_layers(
         by_layer(engine(trial.target).kernel_times(str(trial.path), feeds, threads=threads), layers)
         for trial in (int8, in_float)
     ]
-    return compare_times(*times)
+    return slower_in_int8(*times)
 
 
-def compare_times(int8_ms: Mapping[str, float], float_ms: Mapping[str, float]) -> list[str]:
+def slower_in_int8(int8_ms: Mapping[str, float], float_ms: Mapping[str, float]) -> list[str]:
     """Return the names in both mappings with a longer INT8 time, the largest difference first."""
     losses_ms = {name: int8_ms[name] - time_ms for name, time_ms in float_ms.items() if name in int8_ms}
     return sorted((name for name, loss in losses_ms.items() if loss > 0), key=lambda name: -losses_ms[name])

@@ -33,7 +33,7 @@ from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec
 from ...spec.recipes import TuneSpec
 from ...spec.words import CPU_TARGETS, FloatPrecision, Isa, Target
-from .trials import Elsewhere, Trial, TrialMaker, TrialRunner, TrialSetting, slower_layers
+from .trials import Trial, TrialExecutor, TrialMaker, TrialRunner, TrialSetting, slower_layers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -101,7 +101,7 @@ def tune(
     /,
     *,
     isa: Isa = "auto",
-    elsewhere: Callable[[TrialSetting], Elsewhere] | None = None,
+    elsewhere: Callable[[TrialSetting], TrialExecutor] | None = None,
     progress: Progress = silent,
     **options: Unpack[TuneKeywords],
 ) -> TuneResult:
@@ -113,8 +113,8 @@ def tune(
         output: Folder for the artifacts, `recipe.toml` and `tune.json`.
         spec: Options of the budget, the search and the measurement.
         isa: Target instruction set of INT8; "auto" is that of this processor, which measures.
-        elsewhere: Returns an `Elsewhere` for a setting, which makes trials concurrently in other processes or
-            on other machines. The result is that of one process; latency is measured here.
+        elsewhere: Returns a `TrialExecutor` for a setting: trials run concurrently in other processes or on
+            other machines. The result is that of one process; latency is measured here.
         progress: Called at every step.
         options: Fields of `TuneSpec` by name; they override those of `spec`.
 

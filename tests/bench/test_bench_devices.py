@@ -17,7 +17,7 @@ import qcompile
 from qcompile.bench import benchmark as every_gpu
 from qcompile.bench.measure.recorder import Recorder
 from qcompile.bench.measure.runnables import choose_runnables
-from qcompile.bench.measure.side_figures import measure_gpu_latencies, sweep_at_once
+from qcompile.bench.measure.side_figures import measure_gpu_latencies, sweep_concurrency
 from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
 from qcompile.bench.results.statistics import Speedup
@@ -80,7 +80,7 @@ def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:
     recorder, workers = Recorder(rows, "base"), {row.name: Worker() for row in rows}
     serving: Any = workers
     measure_gpu_latencies(serving, recorder)
-    sweep_at_once(serving, recorder, {"streams": [2]}, 4, silent)
+    sweep_concurrency(serving, recorder, {"streams": [2]}, 4, silent)
     assert {name: one.asked for name, one in workers.items()} == {
         "base": [], "torch": ["gpu_times", "in_flight"], "plan": ["gpu_times", "in_flight"],
         "onnx": ["in_flight"],

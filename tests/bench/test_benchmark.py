@@ -20,7 +20,7 @@ from commands import MakePath
 
 import qcompile
 from qcompile.bench.measure.artifacts import describe, timing_feeds
-from qcompile.bench.measure.rounds import Decided, TimingSeries
+from qcompile.bench.measure.rounds import StopRule, TimingSeries
 from qcompile.bench.results.render import slowest_layers
 from qcompile.bench.results.results import SCHEMA, load_results
 from qcompile.bench.results.row import MOST_CALLS, Energy, Row
@@ -230,7 +230,7 @@ def build():
 """
 
 
-def after(launches: int) -> Decided:
+def after(launches: int) -> StopRule:
     """Stop after so many launches, however long they take."""
 
     def decided(timed: Mapping[str, TimingSeries], /) -> bool:

@@ -23,7 +23,7 @@ from qcompile.errors import InvalidOption, QCompileError
 from qcompile.model.graph.onnx_file import read_graph
 from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.stages.graph import carry_out
-from qcompile.pipeline.stages.stage import Made, Stage
+from qcompile.pipeline.stages.stage import Stage, StageFile
 from qcompile.spec.tensorrt import TensorRTOptions
 from qcompile.spec.words import PRECISIONS
 
@@ -263,7 +263,9 @@ def test_shapes_of_an_artifact_stay_where_a_large_batch_is_measured(folder: Path
     )
     (folder / "recipe.toml").write_text(HEAD + text)
     recipe = qcompile.read_recipe(folder / "recipe.toml")
-    stage = Stage(kind="build", artifact="e", files={"model": Made(folder / "residual.onnx", "sha256:0")})
+    stage = Stage(
+        kind="build", artifact="e", files={"model": StageFile(folder / "residual.onnx", "sha256:0")}
+    )
     carry_out(recipe, stage, tmp_path / "built", tmp_path, silent)
     (built,) = (tmp_path / "built").glob("e.*[!n]")
     assert manifest_of(built).options["max_shapes"] == ["x:40x4x8x8"]

@@ -28,8 +28,8 @@ from qcompile.calibration.thresholds import (
     amax_by_method,
     amax_mse,
     limits,
-    loss,
     squared_errors,
+    threshold_error,
 )
 from qcompile.errors import InvalidOption
 
@@ -190,7 +190,7 @@ def test_the_estimated_ratio_is_that_of_really_quantizing(name: str, symmetric: 
         exact = values.astype(np.float64)
         for limit in amax_by_method(made, 99.9, symmetric=symmetric).values():
             again = quantized(exact, *limits(made, limit, symmetric=symmetric), symmetric)
-            found, _ = loss(made, limit, symmetric=symmetric)
+            found, _ = threshold_error(made, limit, symmetric=symmetric)
             assert found == pytest.approx(snr_db(exact, again), abs=0.3)
 
 
@@ -203,7 +203,7 @@ def test_the_share_clipped_is_that_of_the_values_to_one_bin(name: str) -> None:
         surely = (magnitudes > limit + made.width).mean()
         perhaps = (magnitudes > limit - made.width).mean()
         for symmetric in (True, False):
-            assert surely <= loss(made, float(limit), symmetric=symmetric)[1] <= perhaps
+            assert surely <= threshold_error(made, float(limit), symmetric=symmetric)[1] <= perhaps
 
 
 RANGES = st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=20)
@@ -362,7 +362,9 @@ def test_a_summary_says_what_the_single_functions_say(
         assert one.amax == amax_by_method(counts, 99.0, symmetric=symmetric)
         for name in METHODS:
             assert one.amax[name] == amax(counts, Method(name, 99.0), symmetric=symmetric)
-        assert (one.snr_db, one.clipped) == loss(counts, one.amax[method.name], symmetric=symmetric)
+        assert (one.snr_db, one.clipped) == threshold_error(
+            counts, one.amax[method.name], symmetric=symmetric
+        )
 
 
 def test_the_method_of_the_ranges_is_the_default(ranges: Ranges) -> None:

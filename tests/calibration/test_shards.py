@@ -33,7 +33,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qcompile.calibration import Ranges, load_ranges, observe
-from qcompile.calibration.calibrate import Shard, numbered_units, one_by_one, parse_shard
+from qcompile.calibration.calibrate import Shard, parse_shard, select_units, split_samples
 from qcompile.calibration.ranges_file import merge_files
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.data.batches import Data
@@ -146,11 +146,11 @@ class Rows:
 def test_every_part_splits_by_the_first_batch_of_the_data(tmp_path: Path, *, mixed: bool) -> None:
     inputs = read_weightless(model(tmp_path, "rows apart")).io.inputs
     data = Data(data_of(tmp_path, "folder", [1, 2, 3, 2]), inputs)
-    whole = [batch.where for batch in one_by_one(data, Rows(mixed=mixed))]
+    whole = [batch.where for batch in split_samples(data, Rows(mixed=mixed))]
     assert len(whole) == (4 if mixed else 8)
     for part in range(3):
         rows = Rows(mixed=mixed)
-        units = list(numbered_units(data, rows, lambda unit, part=part: unit % 3 == part))
+        units = list(select_units(data, rows, lambda unit, part=part: unit % 3 == part))
         assert [number for number, _ in units] == list(range(part, len(whole), 3))
         assert [batch.where for _, batch in units] == whole[part::3]
         assert rows.given[-1] == "a/1.npy"  # the first that can be split, in every part

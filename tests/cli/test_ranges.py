@@ -14,7 +14,7 @@ from mode_models import normal, written
 from qcompile.calibration import Method, Ranges, load_ranges, parse_method, save_ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
-from qcompile.calibration.thresholds import METHODS, loss
+from qcompile.calibration.thresholds import METHODS, threshold_error
 from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.model.graph.onnx_file import read_weightless
 from qcompile.spec.words import METHOD
@@ -111,7 +111,7 @@ def test_a_method_and_a_target_decide_what_is_shown(done: Qc, file: Path, method
         for one in found["tensors"]:
             symmetric = target == "tensorrt"
             limit = ranges.amax(one["tensor"], how, symmetric=symmetric)
-            snr_db, clipped = loss(ranges.histogram(one["tensor"]), limit, symmetric=symmetric)
+            snr_db, clipped = threshold_error(ranges.histogram(one["tensor"]), limit, symmetric=symmetric)
             assert (one["amax"][how.name], one["clipped"]) == (limit, clipped)
             assert one["snr_db"] == (snr_db if math.isfinite(snr_db) else None)
     assert f" {found['method']} for onnxruntime" in done("ranges", "show", file, "--method", method).out

@@ -20,7 +20,7 @@ from qcompile.bench.results.row import CurvePoint, GpuLatency, Row
 from qcompile.cli.main import missing_package
 from qcompile.cli.session import _pace
 from qcompile.cli.tables import curve_table, gpu_table, left_in_float_lines
-from qcompile.cli.verb import respell, spelled
+from qcompile.cli.verb import spell_options, spell_options_in
 from qcompile.core.installation import install_hint
 from qcompile.errors import InvalidOption
 from qcompile.spec.artifacts import BuildCommand
@@ -193,11 +193,15 @@ def test_a_field_is_shown_as_the_flag_that_is_typed() -> None:
         flags = [(option.key, option.flag) for option in options]
         for field, flag in [*flags, *filter(None, [OF_THE_NEXT_STEP.get(command.spec)])]:
             error = InvalidOption(f"`{field}` 3: wrong", hint=f"leave `{field}` out", option=field)
-            respell(error, command.spec)
+            spell_options_in(error, command.spec)
             assert str(error) == f"{flag} 3: wrong\n  hint: leave {flag} out", name
             assert error.data["option"] == flag, name
-    assert spelled("`gpus`, `tensorrt.workspace`, `rules`", BuildCommand) == "--gpu, --workspace, --judge"
-    assert spelled("give `again`, `layers`", RunCommand) == "give --again, `layers`"  # a key of the recipe
+    assert (
+        spell_options("`gpus`, `tensorrt.workspace`, `rules`", BuildCommand) == "--gpu, --workspace, --judge"
+    )
+    assert (
+        spell_options("give `again`, `layers`", RunCommand) == "give --again, `layers`"
+    )  # a key of the recipe
 
 
 @pytest.mark.parametrize(("count", "shown"), [(0, 0), (10, 10), (12, 11)])
@@ -218,7 +222,7 @@ def test_the_pace_is_told_once_it_is_known(done: int, seconds: float, remaining:
 
 def test_a_word_that_is_no_option_stays_between_its_backticks() -> None:
     text = "put `labels` beside the arrays; `qcompile calibrate` writes them"
-    assert spelled(text, BenchCommand) == text
+    assert spell_options(text, BenchCommand) == text
 
 
 def test_doctor_prints_the_machine_the_precisions_and_the_extras(done: Qc) -> None:

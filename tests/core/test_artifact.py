@@ -20,16 +20,16 @@ from qcompile.core import artifact
 from qcompile.core.artifact import (
     Check,
     Manifest,
-    accept,
-    accepting,
+    cached_digest,
     checked_input,
     commit,
     is_manifest,
-    known_digest,
     load_artifact,
     read_manifest,
     size_bytes,
     tool_versions,
+    trust_content,
+    trusting_content,
 )
 from qcompile.core.files import (
     digest_files,
@@ -228,27 +228,27 @@ def test_a_settled_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_file_that_was_just_written_is_read_again(tmp_path: Path) -> None:
     """Within the resolution of the clock, another content has the same time."""
     made = make(tmp_path / "m.onnx")
-    before = known_digest([made])
+    before = cached_digest([made])
     for number in range(50):
         made.write_bytes(b"%05d" % number)
-        assert known_digest([made]) == digest_files([made]) != before
+        assert cached_digest([made]) == digest_files([made]) != before
 
 
 def test_what_the_user_accepts_is_these_very_bytes(tmp_path: Path) -> None:
     made = make(tmp_path / "m.onnx")
     made.write_bytes(b"changed")
-    accept(made)
+    trust_content(made)
     checked_input(made)
     made.write_bytes(b"changed again")
     with pytest.raises(ArtifactError):
         checked_input(made)
-    accept(tmp_path / "none.onnx")  # its reader says that it is missing
+    trust_content(tmp_path / "none.onnx")  # its reader says that it is missing
 
 
 def test_looking_at_a_file_does_not_accept_it(tmp_path: Path) -> None:
     made = make(tmp_path / "m.onnx")
     made.write_bytes(b"changed")
-    with accepting(made):
+    with trusting_content(made):
         checked_input(made)
     with pytest.raises(ArtifactError):
         checked_input(made)

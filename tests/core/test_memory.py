@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qcompile.cli import main
-from qcompile.core.memory import give_back, machine_bytes, out_of_memory
+from qcompile.core.memory import machine_bytes, out_of_memory, trim_heap
 from qcompile.errors import BuildError, InvalidOption, ModelError, OutOfMemory
 from qcompile.pipeline.run import run
 
@@ -137,7 +137,7 @@ def test_memory_that_was_freed_below_what_is_in_use_is_given_back() -> None:
         piece[::4096] = b"x" * 16
     del pieces[:-1]
     before = resident_bytes()
-    give_back()
+    trim_heap()
     assert resident_bytes() < before - (128 << 20)
     assert pieces[0][0] == ord("x")
 

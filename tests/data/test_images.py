@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qcompile.data.batches import Data, half_of
-from qcompile.data.images import as_input, class_numbers, decode, placement
+from qcompile.data.images import class_numbers, decode, placement, to_input_array
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.sources.named.description import declare_torchvision_operators
 from qcompile.model.sources.preprocessing import ImagePreprocessing, read_preprocessing
@@ -284,13 +284,13 @@ def test_resize_crop_and_normalize_equal_torchvisions(
     if len(resize) == 1 and resize[0] * max(width, height) // min(width, height) < 1:
         return
     image = picture(width, height)
-    np.testing.assert_array_equal(as_input(image, ours), theirs(image).numpy())
+    np.testing.assert_array_equal(to_input_array(image, ours), theirs(image).numpy())
 
 
 def test_a_letterbox_keeps_the_ratio_and_fills_both_sides() -> None:
     ours = ImagePreprocessing(height=40, width=40, letterbox=True, fill=114, interpolation="nearest")
     image = Image.new("RGB", (20, 10), (255, 0, 0))
-    array = as_input(image, ours)
+    array = to_input_array(image, ours)
     assert placement(ours, 20, 10).offset == (0, 10)
     np.testing.assert_allclose(
         array[:, 10:30], np.array([1, 0, 0])[:, None, None].repeat(20, 1).repeat(40, 2)
@@ -302,7 +302,7 @@ def test_grey_images_have_one_channel_and_another_scale_is_taken() -> None:
     ours = ImagePreprocessing(height=8, width=8, channels=1, mean=(0.5,), std=(0.25,), scale=1 / 127.5)
     image = picture(8, 8, "L")
     expected = (np.asarray(image, np.float64) / 127.5 - 0.5) / 0.25
-    np.testing.assert_allclose(as_input(image, ours), expected[None], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(to_input_array(image, ours), expected[None], rtol=1e-5, atol=1e-6)
 
 
 def test_an_image_of_billions_of_pixels_is_refused() -> None:

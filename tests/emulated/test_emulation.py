@@ -27,7 +27,7 @@ import qcompile
 from qcompile.core.processor import is_arm
 from qcompile.data.batches import Data
 from qcompile.engines.base import BuildRequest, Runner
-from qcompile.engines.values import Execution, Values, check_values
+from qcompile.engines.values import Execution, ValueCheck, check_values
 from qcompile.model.graph.graph import model_io
 from qcompile.model.graph.onnx_file import read_graph
 from qcompile.model.outputs.judgement import output_error
@@ -200,11 +200,11 @@ class OnHaswell(Runner):
 
 
 @pytest.fixture
-def checked(on_processor: Callable[..., None]) -> Callable[[Path, Array], Values]:
+def checked(on_processor: Callable[..., None]) -> Callable[[Path, Array], ValueCheck]:
     require_emulated("haswell")
     on_processor()  # no VNNI
 
-    def check(path: Path, x: Array) -> Values:
+    def check(path: Path, x: Array) -> ValueCheck:
         request = BuildRequest(
             str(path), path, BuildSpec(target="onnxruntime", precision="int8", isa="avx2"), samples=[{"x": x}]
         )
@@ -216,7 +216,7 @@ def checked(on_processor: Callable[..., None]) -> Callable[[Path, Array], Values
 
 @pytest.mark.parametrize("isa", ["avx512-vnni", "avx2"])
 def test_convolutions_that_overflow_are_found_and_named(
-    isa: str, tiny_file: Made, samples: Made, tmp_path: Path, checked: Callable[..., Values]
+    isa: str, tiny_file: Made, samples: Made, tmp_path: Path, checked: Callable[..., ValueCheck]
 ) -> None:
     model, data = tiny_file("residual"), samples("residual", 16)
     ranges = qcompile.calibrate(model, str(data), tmp_path / "r").path
@@ -235,7 +235,7 @@ def test_convolutions_that_overflow_are_found_and_named(
     ("isa", "weight_type"), [("avx512-vnni", "int8"), ("avx512-vnni", "uint8"), ("avx2", "int8")]
 )
 def test_dynamic_products_that_overflow_are_found_and_named(
-    isa: str, weight_type: str, tiny_file: Made, tmp_path: Path, checked: Callable[..., Values]
+    isa: str, weight_type: str, tiny_file: Made, tmp_path: Path, checked: Callable[..., ValueCheck]
 ) -> None:
     path = qcompile.quantize(
         tiny_file("mlp"), tmp_path / "q.onnx", mode="dynamic", weight_type=weight_type, isa=isa

@@ -19,8 +19,8 @@ from written_models import model_of
 
 import qcompile
 from qcompile.core.artifact import Artifact
-from qcompile.engines.base import BuildOutcome, Planned
-from qcompile.engines.build import refused_layers, weigh
+from qcompile.engines.base import BuildOutcome, PlannedLayers
+from qcompile.engines.build import judge_precision, refused_layers
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError
 from qcompile.spec.tensors import ModelIO
 
@@ -35,7 +35,7 @@ def outcome(precision: str, *missed: str, unreported: tuple[str, ...] = (), **ch
         "planned": len(COUNTS),
         "reached": reached,
         "proof": {"layers_by_precision": {precision: {"MatMul": reached}, "fp32": {"MatMul": len(missed)}}},
-        "layers": Planned(
+        "layers": PlannedLayers(
             tuple(COUNTS), dict.fromkeys(missed, "in fp32"), dict.fromkeys(unreported, "not told")
         ),
         **changes,
@@ -43,9 +43,9 @@ def outcome(precision: str, *missed: str, unreported: tuple[str, ...] = (), **ch
     return BuildOutcome(kind="onnx", io=ModelIO((), ()), device={}, **values)
 
 
-NOTHING: dict[str, Any] = {"planned": 0, "reached": 0, "layers": Planned(())}
+NOTHING: dict[str, Any] = {"planned": 0, "reached": 0, "layers": PlannedLayers(())}
 EMPTY = outcome("fp32", proof={"layers_by_precision": {"fp32": {}}}, **NOTHING)
-BINDING = Planned(tuple(COUNTS), {}, dict.fromkeys(COUNTS, "in a block"), False, "binding")
+BINDING = PlannedLayers(tuple(COUNTS), {}, dict.fromkeys(COUNTS, "in a block"), False, "binding")
 REACHED_2 = r"2 of 3 layers that compute reached it \(2 in int8, 1 in fp32\); "
 
 
@@ -78,7 +78,7 @@ REACHED_2 = r"2 of 3 layers that compute reached it \(2 in int8, 1 in fp32\); "
 def test_what_was_planned_is_weighed_against_what_was_reached(
     precision: str, built: BuildOutcome, counts: dict[str, int], strict: bool, failure: str, warning: str
 ) -> None:
-    found = weigh(precision, built, counts, strict=strict)
+    found = judge_precision(precision, built, counts, strict=strict)
     assert re.search(failure, found.failure)
     assert bool(found.failure) == bool(failure)
     assert len(found.warnings) == bool(warning)
@@ -86,11 +86,14 @@ def test_what_was_planned_is_weighed_against_what_was_reached(
 
 
 def test_the_proof_has_shares_and_reasons() -> None:
-    proof = weigh("int8", outcome("int8", "small"), COUNTS).proof
+    proof = judge_precision("int8", outcome("int8", "small"), COUNTS).proof
     assert proof["missed"] == {"small": {"reason": "in fp32", "share": 0.09}}
     assert (proof["missed_share"], proof["weighed_by"]) == (0.09, "multiply-adds")
-    assert weigh("int8", outcome("int8", "tiny"), {"large": 88}).proof["weighed_by"] == "layers"
-    assert weigh("fp16", outcome("fp16", reached=0, layers=BINDING), COUNTS).proof["unreported_share"] == 1
+    assert judge_precision("int8", outcome("int8", "tiny"), {"large": 88}).proof["weighed_by"] == "layers"
+    assert (
+        judge_precision("fp16", outcome("fp16", reached=0, layers=BINDING), COUNTS).proof["unreported_share"]
+        == 1
+    )
 
 
 def test_a_network_of_lookups_is_half_in_its_tensors_and_has_no_int8() -> None:
@@ -101,22 +104,22 @@ def test_a_network_of_lookups_is_half_in_its_tensors_and_has_no_int8() -> None:
         "layers": None,
         "proof": {"layers_by_precision": {"fp16": {}}},
     }
-    weighed = weigh("fp16", outcome("fp16", **nothing), {})
+    weighed = judge_precision("fp16", outcome("fp16", **nothing), {})
     assert not weighed.failure
     assert weighed.warnings == ("no layer multiplies: fp16 is the type of its tensors alone",)
-    assert "no layer computes" in weigh("int8", outcome("int8", **nothing), {}).failure
+    assert "no layer computes" in judge_precision("int8", outcome("int8", **nothing), {}).failure
     nothing["proof"] = {"layers_by_precision": {"fp16": {}, "fp32": {"MatMul": 2}}}
-    assert "2 in fp32" in weigh("fp16", outcome("fp16", **nothing), {}).failure
+    assert "2 in fp32" in judge_precision("fp16", outcome("fp16", **nothing), {}).failure
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("counts", [COUNTS, {}, dict.fromkeys(COUNTS, 0)])
 def test_an_artifact_that_reached_nothing_never_passes(counts: dict[str, int], strict: bool) -> None:
-    found = weigh("fp16", outcome("fp16", *COUNTS), counts, strict=strict)
+    found = judge_precision("fp16", outcome("fp16", *COUNTS), counts, strict=strict)
     assert found.failure.startswith("fp16 was asked for; 0 of 3 layers")
     assert "large (33.3%: in fp32)" in found.failure
-    assert weigh("fp16", outcome("fp16", reached=0), counts).failure  # whatever the names say
-    assert weigh("int8", outcome("int8", planned=0, reached=0, layers=None), counts).failure
+    assert judge_precision("fp16", outcome("fp16", reached=0), counts).failure  # whatever the names say
+    assert judge_precision("int8", outcome("int8", planned=0, reached=0, layers=None), counts).failure
 
 
 @pytest.mark.parametrize(
@@ -132,8 +135,8 @@ def test_what_is_unreported_fails_where_nothing_is_known_or_each_layer_is_demand
     unproven: bool, evidence: str, strict: bool, passes: bool
 ) -> None:
     names = ("large", "small")
-    planned = Planned(tuple(COUNTS), {}, dict.fromkeys(names, "in a block"), unproven, evidence)
-    found = weigh("fp16", outcome("fp16", reached=1, layers=planned), COUNTS, strict=strict)
+    planned = PlannedLayers(tuple(COUNTS), {}, dict.fromkeys(names, "in a block"), unproven, evidence)
+    found = judge_precision("fp16", outcome("fp16", reached=1, layers=planned), COUNTS, strict=strict)
     assert (not found.failure) == passes
     assert found.proof["unreported_share"] == pytest.approx(0.97)
     assert found.proof.get("evidence", "") == evidence

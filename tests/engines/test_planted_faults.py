@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import qcompile
 from qcompile.engines.base import BuildRequest
-from qcompile.engines.values import Execution, Values, check_values
+from qcompile.engines.values import Execution, ValueCheck, check_values
 from qcompile.model.graph.graph import model_io
 from qcompile.model.graph.onnx_file import read_graph
 from qcompile.model.sessions.session import make_session, run_session, session_options
@@ -83,7 +83,7 @@ def opened(path: Path, fault: Callable[[Array, State], Array] | None) -> Iterato
     yield Runner()
 
 
-def checked(model: Path, samples: list[Any], precision: Any, fault: Any) -> Values:
+def checked(model: Path, samples: list[Any], precision: Any, fault: Any) -> ValueCheck:
     graph = read_graph(model)
     spec = BuildSpec(target="onnxruntime", precision=precision, threads=1)
     request = BuildRequest(str(model), model.with_name("out.onnx"), spec, samples=samples, graph=graph)

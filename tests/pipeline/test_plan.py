@@ -20,7 +20,7 @@ from recipes import artifact
 import qcompile
 from qcompile.core.files import digest_files
 from qcompile.errors import DataError, EngineUnavailable, MissingFile
-from qcompile.pipeline.cluster.resources import Facts, place
+from qcompile.pipeline.cluster.resources import WorkerFacts, place_stage
 from qcompile.pipeline.plan import RATE, by_rule, difference, plan
 from qcompile.pipeline.recipe.published import published
 from qcompile.pipeline.recipe.recipe import Recipe, read_recipe
@@ -28,16 +28,16 @@ from qcompile.pipeline.run import run
 from qcompile.pipeline.stages.graph import KINDS, key_of, stages_of
 from qcompile.pipeline.stages.stage import (
     SOURCE,
-    Done,
+    FinishedStage,
     Key,
-    Made,
     Needs,
     Rule,
     Stage,
+    StageFile,
     StageJob,
     StageKind,
     Workload,
-    named_artifact,
+    find_artifact,
 )
 from qcompile.pipeline.stages.stages import calibrate_parts
 from qcompile.pipeline.stages.store import Store
@@ -143,7 +143,7 @@ class InParts(Noting):
         super().__init__(parallel=3, shards=3)
         self.together = threading.Barrier(2, timeout=60)
 
-    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> Done | None:
+    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> FinishedStage | None:
         if stage.name in ("build-cpu", "quantize-cpu-int8"):
             self.together.wait()  # passes only where both are asked for at a time
         return super().do_here(recipe, stage, store, **options)
@@ -233,7 +233,7 @@ def test_a_stage_without_its_engine_is_left_to_the_next_where_its_row_says_so(
 
     pytest.importorskip("onnxruntime")
     recipe = read_recipe(write_recipe(artifact("a"), data=""))
-    stage = Stage(kind="quantize", artifact="a", files={"model": Made(recipe.path, "sha256:0")})
+    stage = Stage(kind="quantize", artifact="a", files={"model": StageFile(recipe.path, "sha256:0")})
     row = replace(KINDS["quantize"], applies=applies)
     monkeypatch.setitem(KINDS, "quantize", row)
     assert key_of(recipe, stage) is None
@@ -243,10 +243,12 @@ def test_a_stage_without_its_engine_is_left_to_the_next_where_its_row_says_so(
 
 def test_a_row_says_where_a_stage_may_go_and_that_the_run_ends_with_it(listing: Path) -> None:
     recipe, stage = read_recipe(listing), Stage(kind="listing")
-    workers = [Facts(name, f"tcp://{name}:1", {"slots": 1.0, name: 1000.0}) for name in ("printer", "other")]
-    assert place(recipe, stage, workers)[0] == ["tcp://printer:1"]
+    workers = [
+        WorkerFacts(name, f"tcp://{name}:1", {"slots": 1.0, name: 1000.0}) for name in ("printer", "other")
+    ]
+    assert place_stage(recipe, stage, workers)[0] == ["tcp://printer:1"]
     with pytest.raises(EngineUnavailable, match="listing: no worker has printer"):
-        place(recipe, stage, workers[1:])
+        place_stage(recipe, stage, workers[1:])
     listing.write_text(listing.read_text().replace('"tiny"', '"wrong"'))
     with pytest.raises(DataError, match="no listing"):
         run(listing)
@@ -271,6 +273,6 @@ def test_names_of_artifacts_are_judged_by_all_files_that_stages_publish(path: Pa
     recipe = read_recipe(path)
     judged = {file for file, _, _ in published(recipe)}
     for stage in (stage for group in stages_of(recipe) for branch in group for stage in branch):
-        is_float = stage.artifact and named_artifact(recipe, stage.artifact).precision == "fp32"
+        is_float = stage.artifact and find_artifact(recipe, stage.artifact).precision == "fp32"
         if stage.kind not in ("bench", "report") and not (stage.kind == "quantize" and is_float):
             assert KINDS[stage.kind].file(recipe, stage) in judged, stage.name

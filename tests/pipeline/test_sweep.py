@@ -25,7 +25,7 @@ from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe.recipe import Recipe, make_recipe, parse_recipe, read_recipe
 from qcompile.pipeline.recipe.write import recipe_text
 from qcompile.pipeline.run import run
-from qcompile.pipeline.stages.stage import Done, Stage
+from qcompile.pipeline.stages.stage import FinishedStage, Stage
 from qcompile.pipeline.stages.store import Store
 from qcompile.pipeline.sweep import members, plan_sweep, sweep
 from qcompile.spec.words import TARGETS, TENSORRT_TARGETS
@@ -104,7 +104,7 @@ def test_threads_end_with_a_lost_cluster(recipe: Path) -> None:
     class Lost(Asked):
         def do(
             self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
-        ) -> Done | None:
+        ) -> FinishedStage | None:
             if recipe.name != "other":
                 assert self.cancelled.wait(60), "nobody ends what waits"
             raise ClusterError("no worker is left")

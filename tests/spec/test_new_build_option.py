@@ -20,7 +20,7 @@ from qcompile.errors import InvalidOption
 from qcompile.pipeline.recipe.recipe import Recipe, read_recipe
 from qcompile.pipeline.stages import stages
 from qcompile.pipeline.stages.graph import carry_out, key_of
-from qcompile.pipeline.stages.stage import Key, Made, Stage
+from qcompile.pipeline.stages.stage import Key, Stage, StageFile
 from qcompile.spec.artifacts import ArtifactSection, BuildSpec
 from qcompile.spec.decode import shared
 
@@ -79,7 +79,7 @@ def test_it_reaches_the_engine_and_the_manifest_of_a_build(
         qcompile.build(model, tmp_path / "c.onnx", target="onnxruntime", colour="green")
 
 
-def key(kind: str, recipe: Recipe, section: Any, files: dict[str, Made]) -> Key:
+def key(kind: str, recipe: Recipe, section: Any, files: dict[str, StageFile]) -> Key:
     """The key of a stage of an artifact."""
     stage = Stage(kind=kind, artifact=section.name, files=files)
     found = key_of(replace(recipe, artifact=(section,)), stage)
@@ -92,7 +92,7 @@ def test_it_reaches_the_engine_the_keys_and_the_manifest_of_a_run(
 ) -> None:
     model = tiny_file("mlp")
     red, blue = (shared(ColouredSection, recipe.artifact[0], colour=colour) for colour in ("red", "blue"))
-    files = {"model": Made(model, "sha256:0")}
+    files = {"model": StageFile(model, "sha256:0")}
     keys = [key("build", recipe, one, files) for one in (red, blue)]
     assert [key["options"]["colour"] for key in keys] == ["red", "blue"]
     stage = Stage(kind="build", artifact=blue.name, files=files)
@@ -105,14 +105,14 @@ def test_it_reaches_the_engine_the_keys_and_the_manifest_of_a_run(
 
 def test_it_is_part_of_the_key_of_a_graph(colours: list[str], recipe: Recipe, tiny_file: MakePath) -> None:
     dynamic = shared(ColouredSection, recipe.artifact[0], precision="int8", mode="dynamic", colour="blue")
-    made = Made(tiny_file("mlp"), "sha256:0")
+    made = StageFile(tiny_file("mlp"), "sha256:0")
     assert key("quantize", recipe, dynamic, {"model": made})["options"]["colour"] == "blue"
     assert colours == []
 
 
 @pytest.mark.parametrize("name", [one for one in BuildSpec.__dataclass_fields__ if one != "target"])
 def test_every_option_of_a_build_that_runs_know_is_in_its_key(name: str, recipe: Recipe) -> None:
-    built = key("build", recipe, recipe.artifact[0], {"model": Made(Path("m.onnx"), "sha256:0")})
+    built = key("build", recipe, recipe.artifact[0], {"model": StageFile(Path("m.onnx"), "sha256:0")})
     of_the_machine = {"ranges", "data", "calibration_cache"}  # digests stand for them
     elsewhere = {"inputs", "threads", "trust"}  # of [model]; threads are the bench's
     assert name in {**built["options"], **dict.fromkeys(of_the_machine | elsewhere)}

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from qcompile.bench.measure.rounds import Decided, TimingSeries, measure
+from qcompile.bench.measure.rounds import StopRule, TimingSeries, measure
 from qcompile.spec.measure import BenchOptions
 
 
@@ -89,7 +89,7 @@ def simulate(
     call_s: dict[str, float],
     *,
     launch_s: float,
-    decided: Decided | None = None,
+    decided: StopRule | None = None,
     **options: Any,
 ) -> tuple[dict[str, list[list[float]]], float]:
     """Time artifacts of so many seconds a call against the first; return their launches and when it ended."""

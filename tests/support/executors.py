@@ -9,7 +9,7 @@ from typing import Any
 from qcompile.core.progress import Progress
 from qcompile.pipeline.recipe.recipe import Recipe
 from qcompile.pipeline.stages.graph import ThisProcess
-from qcompile.pipeline.stages.stage import Done, Stage
+from qcompile.pipeline.stages.stage import FinishedStage, Stage
 from qcompile.pipeline.stages.store import Store
 
 
@@ -31,7 +31,7 @@ class Noting(ThisProcess):
 
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
-    ) -> Done | None:
+    ) -> FinishedStage | None:
         with self._lock:
             self.asked.append(stage)
             self._running += 1
@@ -45,6 +45,6 @@ class Noting(ThisProcess):
             self.done.append((recipe.name, stage.name))
         return done
 
-    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> Done | None:
+    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> FinishedStage | None:
         """Do a stage here; tests change it."""
         return super().do(recipe, stage, store, **options)

@@ -11,7 +11,7 @@ import numpy as np
 from executors import Noting
 
 from qcompile.pipeline.recipe.recipe import Recipe
-from qcompile.pipeline.stages.stage import Done, Stage
+from qcompile.pipeline.stages.stage import FinishedStage, Stage
 from qcompile.pipeline.stages.store import Store
 
 MODELS = {"residual": "residual", "mlp": "mlp", "other": "residual"}
@@ -56,7 +56,7 @@ class Asked(Noting):
         self.fails = fails or {}
         self.cancelled, self._one = threading.Event(), threading.Lock()
 
-    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> Done | None:
+    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> FinishedStage | None:
         if recipe.name in self.fails:
             raise self.fails[recipe.name]
         with self._one:  # what stages do to the process, such as redirecting its output, is for one thread

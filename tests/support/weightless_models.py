@@ -12,7 +12,7 @@ from onnx import TensorProto
 from written_models import model_of
 
 from qcompile.model.graph.graph_names import name_nodes
-from qcompile.model.graph.onnx_file import KEPT_BYTES, Graph
+from qcompile.model.graph.onnx_file import MAX_INLINE_BYTES, Graph
 
 
 def loaded(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
@@ -38,7 +38,7 @@ def assert_weightless(weightless: Graph, model: onnx.ModelProto, made: Collectio
     assert weightless.model.ir_version == max(lowest, model.ir_version)
     content = weightless.path.read_bytes()
     for light, whole in zip(weightless.model.graph.initializer, model.graph.initializer, strict=True):
-        if len(whole.raw_data) > KEPT_BYTES and whole.name not in made:
+        if len(whole.raw_data) > MAX_INLINE_BYTES and whole.name not in made:
             at = {entry.key: entry.value for entry in light.external_data}
             start, length = int(at["offset"]), int(at["length"])
             assert at["location"] == weightless.path.name

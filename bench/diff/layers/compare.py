@@ -14,8 +14,8 @@ from ....spec.decode import spec_from_call
 from ....spec.measure import LayerDiffSpec
 from .outcome import LayerDiff
 from .pairing import Pairs, TensorPair, pair_outputs, pair_tensors, subset
-from .rebuild import EngineRefinement, EngineRuns, EngineSource
-from .search import Refinement
+from .rebuild import EngineLayerSearch, EngineRuns, EngineSource
+from .search import LayerSearch
 from .sides import Form, Side, artifact_side, input_casts, reference_side
 from .taps import LayerRuns, require_polygraphy, save_results, write_samples
 
@@ -66,12 +66,12 @@ def layer_diff(
         most, keep = spec.taps or len(pairs.pairs), spec.save_results is not None
         settings: dict[str, Any] = {"threads": spec.threads, "casts": casts, "progress": progress}
         sides = (ours, theirs, pairs, samples)
-        comparison: Refinement
+        comparison: LayerSearch
         if source is None:
-            comparison = Refinement(LayerRuns(*sides, **settings), most, spec.threshold, keep=keep)
+            comparison = LayerSearch(LayerRuns(*sides, **settings), most, spec.threshold, keep=keep)
         else:
             parts = EngineRuns(source, *sides, **settings)
-            comparison = EngineRefinement(parts, most, spec.threshold, keep=keep, max_builds=spec.max_builds)
+            comparison = EngineLayerSearch(parts, most, spec.threshold, keep=keep, max_builds=spec.max_builds)
         comparison.run()
         runs = comparison.runs
         if not comparison.errors:
@@ -85,7 +85,7 @@ def layer_diff(
 def _pairs(reference: Side, model: onnx.ModelProto, artifact: Side, source: EngineSource | None) -> Pairs:
     if source is not None:
         graph = read_weightless(source.graph).model
-        pairs = observable(pair_tensors(model, graph), graph)
+        pairs = engine_pairs(pair_tensors(model, graph), graph)
     elif artifact.weightless is not None:
         pairs = pair_tensors(model, artifact.weightless.model)
     else:
@@ -100,7 +100,7 @@ def _pairs(reference: Side, model: onnx.ModelProto, artifact: Side, source: Engi
     return pairs
 
 
-def observable(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
+def engine_pairs(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
     """Return the pairs that can be outputs of an engine; integers become their DequantizeLinear's output."""
     readers = consumers(graph.graph)
     visible: dict[int, TensorPair] = {}

@@ -23,21 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from ....core.artifact import Manifest, commit
-from ....core.files import held_folder
+from ....core.files import locked_folder
 from ....core.progress import Progress
 from ....engines.base import BuildRequest
 from ....engines.tensorrt.adapter import Adapter, load_adapter
 from ....engines.tensorrt.builder.builder import build_plan
-from ....engines.tensorrt.builder.network import marks_unfused
+from ....engines.tensorrt.builder.network import can_mark_unfused_tensors
 from ....errors import BuildError, InvalidOption, ModelError
-from ....model.graph.graph_edits import cut
+from ....model.graph.graph_edits import extract_tensors
 from ....model.graph.onnx_file import read_graph, save_onnx
 from ....model.outputs.judgement import ErrorSums
 from ....spec.artifacts import BuildSpec
 from ....spec.decode import non_default_options
 from ....spec.tensors import format_shape
 from .outcome import EngineSearch
-from .search import ABRUPT_DB, Refinement, Search, packed
+from .search import ABRUPT_DB, LayerSearch, Search, pack_groups
 from .sides import Side
 from .taps import LayerRuns
 
@@ -76,7 +76,7 @@ class Rebuilder:
         adapter = self._adapter()
         if not hasattr(adapter.module, "IDebugListener"):
             return ""
-        return "unfused" if marks_unfused(adapter) else "marked"
+        return "unfused" if can_mark_unfused_tensors(adapter) else "marked"
 
     @property
     def types_are_weak(self) -> bool:
@@ -86,8 +86,8 @@ class Rebuilder:
     def part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
         """Build the graph up to these tensors; return the part, and each tensor's output name."""
         model = read_graph(self.source.graph).load()
-        outputs = cut(model, names)
-        with held_folder(self.folder, "cut") as place:
+        outputs = extract_tensors(model, names)
+        with locked_folder(self.folder, "cut") as place:
             file = place / "part.onnx"
             save_onnx(model, file)
             del model
@@ -152,7 +152,7 @@ def _shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
     return "..".join(format_shape(tuple(shapes[kind])) for kind in ("min", "opt", "max"))
 
 
-class EngineRefinement(Refinement):
+class EngineLayerSearch(LayerSearch):
     """A comparison with an engine that rebuilds parts of the engine's graph."""
 
     runs: EngineRuns
@@ -354,7 +354,7 @@ class EngineRuns(LayerRuns):
         self._report_build("the whole graph with debug tensors")
         part = self.rebuilder.whole(list(names))
         written = self._folder("taps")
-        for group in packed(list(names.values()), self.fits, len(names)):
+        for group in pack_groups(list(names.values()), self.fits, len(names)):
             self._write_reference(group, into=written)
         errors = self._compare(part, names, written, debug=True)["errors"]
         outputs = {t.name: errors[t.name] for t in part.io.outputs if t.name in errors}

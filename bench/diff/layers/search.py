@@ -118,7 +118,7 @@ class Search:
         return ends[-most:]
 
 
-def packed(indexes: Sequence[int], fits: Callable[[Sequence[int]], bool], most: int) -> list[list[int]]:
+def pack_groups(indexes: Sequence[int], fits: Callable[[Sequence[int]], bool], most: int) -> list[list[int]]:
     """Return tensors in groups that fit, in order; a tensor that is too large forms a group alone."""
     groups: list[list[int]] = []
     for index in indexes:
@@ -137,7 +137,7 @@ def _largest(drops: Mapping[int, float]) -> int:
     return best
 
 
-class Refinement:
+class LayerSearch:
     """A comparison in progress: it chooses the tensors of each run and builds the result.
 
     If all pairs fit into few runs, all are measured and the table is complete. Otherwise each run taps
@@ -158,7 +158,7 @@ class Refinement:
         """Measure until the largest drop is that of one tensor."""
         self._run_plain()
         unmeasured = [index for index in range(len(self.pairs)) if index not in self.errors]
-        groups = packed(unmeasured, self.runs.fits, self.most)
+        groups = pack_groups(unmeasured, self.runs.fits, self.most)
         if self.runs.runs + len(groups) <= self.limit:
             for group in groups:
                 self._measure(group)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....calibration.taps import MOVES
-from ....core.artifact import accept, checked_input, read_manifest
+from ....core.artifact import checked_input, read_manifest, trust_content
 from ....core.files import manifest_path, require_file
 from ....engines.registry import engine, engine_of
 from ....errors import EngineUnavailable, InvalidOption, ModelError
@@ -183,7 +183,7 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
     runtime = engine_of(artifact, trust=trust)
     manifest = read_manifest(path)
     if trust:
-        accept(path)
+        trust_content(path)
     else:
         checked_input(path)  # compares the digest before any code runs
     if reason := engine(runtime).why_not_run():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....core.files import held_folder, writing
+from ....core.files import locked_folder, writing
 from ....core.installation import import_package
 from ....core.processes.arrays import load_array, save_arrays
 from ....core.processes.worker import Worker
@@ -30,8 +30,8 @@ from .job import Job
 from .pairing import Pairs
 from .sides import Form, Side
 
-SHARE = 0.12  # memory limit of a run's taps, as a share of the memory of a run without taps
-SILENCE_S = 600.0  # longest wait for one batch
+TAP_MEMORY_SHARE = 0.12  # memory limit of a run's taps, as a share of the memory of a run without taps
+BATCH_TIMEOUT_S = 600.0  # longest wait for one batch
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 4}  # bfloat16 is widened
 
 
@@ -81,9 +81,9 @@ class LayerRuns:
         return dict(answer["errors"])
 
     def fits(self, indexes: Sequence[int]) -> bool:
-        """Return whether the taps need at most `SHARE` of the memory of a run without taps."""
+        """Return whether the taps need at most `TAP_MEMORY_SHARE` of the memory of a run without taps."""
         return all(
-            sum(cost[index] for index in indexes) <= SHARE * self.memory_bytes[side]["plain"]
+            sum(cost[index] for index in indexes) <= TAP_MEMORY_SHARE * self.memory_bytes[side]["plain"]
             for side, cost in self._cost.items()
         )
 
@@ -198,8 +198,8 @@ class LayerRuns:
 
 def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
     with (
-        held_folder(Path(job.feeds).parent, "run") as folder,
-        Worker(name, module=WORKER, threads=job.threads, timeout_s=SILENCE_S) as worker,
+        locked_folder(Path(job.feeds).parent, "run") as folder,
+        Worker(name, module=WORKER, threads=job.threads, timeout_s=BATCH_TIMEOUT_S) as worker,
     ):
         return worker.ask(
             "layers",

@@ -9,7 +9,7 @@ must commute with positive factors: Relu does, Clip does not. Factors are powers
 model computes the very same numbers as before.
 
 One ranges file serves the original and the balanced model: it covers every tensor that balancing leaves as
-it was. The few tensors that are rescaled or added are observed again on the samples, in memory (`balanced`).
+it was. `observe_balanced` observes the few rescaled or added tensors again on the samples, in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ....data.batches import Data
 from ....model.graph.graph import attribute, tensor_values
 from ....model.graph.graph_edits import set_values, store_constants
 from ....model.graph.onnx_file import Graph
-from ..activations import Rows, runs_without_layouts
+from ..activations import ChannelRows, runs_without_layouts
 from ..request import QuantizeRequest
 
 # f(c·x) = c·f(x) for c > 0: value by value, or over the positions of a channel.
@@ -38,7 +38,7 @@ _BY_CHANNEL = _BY_VALUE | {"MaxPool", "AveragePool"}
 _BY_ROW = _BY_VALUE | {"Reshape"}
 LARGEST_FACTOR = 2.0**12
 _FEW = 64
-LOOKED_AT = 32
+CHANNEL_SAMPLES = 32
 """Number of samples on which channels are observed."""
 
 Floats = NDArray[np.float64]
@@ -53,7 +53,7 @@ def equalize(graph: Graph, channel_amax: Mapping[str, NDArray[Any]]) -> int:
         s_i = sqrt(r1_i / r2_i),    equation 11 of the paper
 
     A depthwise Conv behind the tensor has a scale for each of its channels, and takes the whole factor,
-    s_i = r1_i. Channels of zeros are unchanged. `channel_amax` has r1 for each tensor of `equalizable`. The
+    s_i = r1_i. Channels of zeros are unchanged. `channel_amax` has r1 for each of `equalizable_tensors`. The
     model computes the same bits as before, except for subnormal numbers.
     """
     pairs = _Chains(graph).pairs()
@@ -79,22 +79,22 @@ def equalize(graph: Graph, channel_amax: Mapping[str, NDArray[Any]]) -> int:
     return changed
 
 
-def equalizable(graph: Graph) -> dict[str, int]:
+def equalizable_tensors(graph: Graph) -> dict[str, int]:
     """Return the tensors that `equalize` scales, with the axis of their channels."""
     return {pair.between: pair.axis for pair in _Chains(graph).pairs()}
 
 
-def equalized(
-    request: QuantizeRequest, data: Data, rows: Mapping[str, Rows]
+def equalize_request(
+    request: QuantizeRequest, data: Data, rows: Mapping[str, ChannelRows]
 ) -> tuple[QuantizeRequest, int, set[str]]:
     """Equalize a copy of the model by its `rows`; return request, number of pairs, and rescaled tensors."""
     graph = request.graph.copy()
     rescaled = {name for pair in _Chains(graph).pairs() for name in pair.path}
-    pairs = equalize(graph, {name: rows[name].amax for name in equalizable(graph) if name in rows})
-    return (balanced(request, graph, rescaled, data) if pairs else request), pairs, rescaled
+    pairs = equalize(graph, {name: rows[name].amax for name in equalizable_tensors(graph) if name in rows})
+    return (observe_balanced(request, graph, rescaled, data) if pairs else request), pairs, rescaled
 
 
-def balanced(
+def observe_balanced(
     request: QuantizeRequest, graph: Graph, rescaled: Collection[str], data: Data
 ) -> QuantizeRequest:
     """Return the request of a balanced model, with ranges of the rescaled tensors observed on it."""
@@ -109,7 +109,7 @@ def balanced(
     return replace(request, graph=graph, ranges=ranges)
 
 
-def fixed_tensors(graph: Graph, *types: int) -> dict[str, onnx.TensorProto]:
+def stored_constants(graph: Graph, *types: int) -> dict[str, onnx.TensorProto]:
     """Store the constants of a graph; return its initializers of these types that are not inputs."""
     store_constants(graph.model.graph)
     graph.edited()
@@ -171,7 +171,7 @@ class _Pair:
 class _Chains:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.nodes = graph, graph.model.graph.node
-        self.stored = fixed_tensors(graph, 1, 11)  # float32 and float64
+        self.stored = stored_constants(graph, 1, 11)  # float32 and float64
         self.layers = {node.output[0]: self._layer(node) for node in self.nodes if node.output}
 
     def pairs(self) -> list[_Pair]:

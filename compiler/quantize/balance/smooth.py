@@ -50,9 +50,16 @@ from ....model.graph.graph_edits import set_values, store
 from ....model.graph.graph_names import Names, name_nodes
 from ....model.graph.graph_rules import graph_rules
 from ....model.graph.onnx_file import Graph
-from ..activations import Rows, observe_rows
+from ..activations import ChannelRows, observe_rows
 from ..request import QuantizeRequest
-from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, balanced, equalizable, fixed_tensors
+from .equalize import (
+    CHANNEL_SAMPLES,
+    LARGEST_FACTOR,
+    Floats,
+    equalizable_tensors,
+    observe_balanced,
+    stored_constants,
+)
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Strengths to try, besides no smoothing: the share of the outliers that moves into the weights."""
@@ -76,7 +83,7 @@ class Smoothed:
     rescaled: list[str] = field(default_factory=list)
 
 
-def smooth(graph: Graph, observed: Mapping[str, Rows], *, symmetric: bool = False) -> Smoothed:
+def smooth(graph: Graph, observed: Mapping[str, ChannelRows], *, symmetric: bool = False) -> Smoothed:
     """Smooth in place every place that gains enough.
 
     `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the activations and W_j all
@@ -112,26 +119,28 @@ def smoothable(graph: Graph) -> set[str]:
     return {place.tensor for place in _Finder(graph).find()[0]} & graph.producers.keys()
 
 
-def look_at_channels(request: QuantizeRequest, data: Data) -> dict[str, Rows]:
-    """Run the samples once; return the observed rows of the tensors that `equalized` and `smoothed` need."""
+def observe_channels(request: QuantizeRequest, data: Data) -> dict[str, ChannelRows]:
+    """Run the samples once; return the rows of the tensors for `equalize_request` and `smooth_request`."""
     graph = request.graph.copy()
-    axes = dict.fromkeys(smoothable(graph), -1) | equalizable(graph)
-    return observe_rows(graph, axes, data, LOOKED_AT)
+    axes = dict.fromkeys(smoothable(graph), -1) | equalizable_tensors(graph)
+    return observe_rows(graph, axes, data, CHANNEL_SAMPLES)
 
 
-def smoothed(
-    request: QuantizeRequest, data: Data, rows: Mapping[str, Rows]
+def smooth_request(
+    request: QuantizeRequest, data: Data, rows: Mapping[str, ChannelRows]
 ) -> tuple[QuantizeRequest, Smoothed]:
     """Smooth a copy of the model; return its request and the changes. Rows missing in `rows` are observed."""
     graph = request.graph.copy()
     missing = dict.fromkeys(smoothable(graph) - rows.keys(), -1)
-    observed = {**rows, **observe_rows(graph, missing, data, LOOKED_AT)}
+    observed = {**rows, **observe_rows(graph, missing, data, CHANNEL_SAMPLES)}
     changes = smooth(graph, observed, symmetric=graph_rules(request.spec.target).symmetric)
-    return (balanced(request, graph, changes.rescaled, data) if changes.rescaled else request), changes
+    return (
+        observe_balanced(request, graph, changes.rescaled, data) if changes.rescaled else request
+    ), changes
 
 
 def best_factors(
-    rows: Rows, matrices: Sequence[NDArray[Any]], *, symmetric: bool
+    rows: ChannelRows, matrices: Sequence[NDArray[Any]], *, symmetric: bool
 ) -> tuple[float, Floats, float]:
     """Return the best strength, its factors [channels], and gain in dB; a matrix is [channels, outputs]."""
     peaks = np.max([np.abs(matrix).max(axis=1, initial=0.0) for matrix in matrices], axis=0)
@@ -152,7 +161,7 @@ def best_factors(
 
 
 def product_error(
-    rows: Rows,
+    rows: ChannelRows,
     matrices: Sequence[NDArray[Any]],
     exact: Sequence[NDArray[Any]],
     factors: Floats,
@@ -237,7 +246,7 @@ class SmoothedTensor:
 
 class _Finder:
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.stored = graph, fixed_tensors(graph, 1)
+        self.graph, self.stored = graph, stored_constants(graph, 1)
         name_nodes(graph.model.graph)
 
     def find(self) -> tuple[list[SmoothedTensor], dict[str, str]]:

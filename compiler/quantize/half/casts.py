@@ -138,7 +138,7 @@ class Casts:
         return clipped
 
 
-def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
+def set_output_type(node: onnx.NodeProto, half: HalfType) -> None:
     """Change the type attribute of a Cast or ConstantOfShape from float32 to the half type."""
     for item in node.attribute:
         if item.name == "to" and item.i == TensorProto.FLOAT:
@@ -152,12 +152,12 @@ def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
 
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")
-OWN_TYPE = ("Cast", "ConstantOfShape")
+TYPE_BY_ATTRIBUTE = ("Cast", "ConstantOfShape")
 """Operators with the output type in an attribute."""
 _FEWEST_QUANTA = 16  # minimum of a scale to be rounded up, in units of the smallest subnormal half
 
 
-def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) -> None:
+def raise_opset(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) -> None:
     """Raise the model's opset in place to the lowest that allows the half type for its operators.
 
     QuantizeLinear and DequantizeLinear take float16 from 19 on, Conv and pools take bfloat16 from 22 on.
@@ -233,7 +233,7 @@ def _first_opset(operator: str, current: int, half: HalfType) -> int:
             schema: Any = onnx.defs.get_schema(operator, version, "")
         except onnx.defs.SchemaError:
             continue  # the operator does not exist in this opset, or at all
-        typed = schema.outputs if operator in OWN_TYPE else schema.inputs
+        typed = schema.outputs if operator in TYPE_BY_ATTRIBUTE else schema.inputs
         if any(half_type in set(parameter.types) for parameter in typed):
             return version
     return current

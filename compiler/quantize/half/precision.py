@@ -47,25 +47,25 @@ from ....model.graph.graph import (
     consumers,
     infer_types,
     opset,
-    places,
+    position_tensors,
     producers,
     subgraphs,
 )
-from ....model.graph.graph_edits import fix_initializers, store_constants
+from ....model.graph.graph_edits import drop_initializer_inputs, store_constants
 from ....model.graph.graph_names import name_nodes, rename_inputs
 from ....model.graph.onnx_file import Graph, copy_model
 from ....spec.words import HALVES
 from ...opset.scatter_forms import reduces
 from ..request import QuantizeRequest, match_nodes
 from .casts import (
-    OWN_TYPE,
     QDQ,
+    TYPE_BY_ATTRIBUTE,
     Casts,
     Half,
     HalfType,
     half_type,
-    raise_for,
-    set_own_type,
+    raise_opset,
+    set_output_type,
     store_quantized_weights,
 )
 
@@ -100,9 +100,9 @@ def to_half(
     """
     half = half_type(dtype)
     copy = copy_model(model)
-    fix_initializers(copy)  # before IR version 4 they are inputs, too; conversion removes their names
+    drop_initializer_inputs(copy)  # before IR version 4 they are inputs, too; conversion removes their names
     name_nodes(copy.graph)
-    raise_for(copy, half, block)
+    raise_opset(copy, half, block)
     store_constants(copy.graph, block)
     store_quantized_weights(copy.graph, half, block)
     conversion = _Conversion(copy, half, block, ranges)
@@ -131,7 +131,7 @@ class _Conversion:
         self.lower_bounds: dict[str, float] = {}  # tensor to its lower bound above zero
         self.reciprocals: set[str] = set()  # reciprocals of tensors in `lower_bounds`
         self.range_inputs: set[str] = set()  # inputs of Range, which does not allow half types
-        self.places = places(self.graph)
+        self.places = position_tensors(self.graph)
         for node in self.graph.node:
             self._record_values(node)
 
@@ -162,7 +162,7 @@ class _Conversion:
             return None
         if self.range_inputs.intersection(node.output):
             return "a Range reads it; half types cannot hold all its integers"
-        if node.op_type in OWN_TYPE:  # an attribute sets the output type
+        if node.op_type in TYPE_BY_ATTRIBUTE:  # an attribute sets the output type
             fits = f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
         else:
             fits = any(operands)
@@ -263,8 +263,8 @@ class _Conversion:
         for index, becomes_half in enumerate(self._half_operands(node)):
             if node.input[index] in self.floats:
                 node.input[index] = self.casts.form(node.input[index], half=becomes_half)
-        if node.op_type in OWN_TYPE:
-            set_own_type(node, self.half)
+        if node.op_type in TYPE_BY_ATTRIBUTE:
+            set_output_type(node, self.half)
         outputs = self._half_results(node)
         self.casts.half.update(n for n, half in zip(node.output, outputs, strict=True) if half)
 
@@ -289,7 +289,7 @@ class _Conversion:
 
     def _half_results(self, node: onnx.NodeProto) -> list[bool]:
         """Return for each output whether its type follows an operand that became half."""
-        if node.op_type in OWN_TYPE:
+        if node.op_type in TYPE_BY_ATTRIBUTE:
             return [name in self.floats for name in node.output]
         if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on without a shared variable
             output_dtype = attribute(node, "output_dtype", 0)
@@ -323,7 +323,7 @@ def _amax(values: Any) -> float:
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
 
 
-def with_half_rest(graph: Graph, precision: str) -> list[str]:
+def convert_float_layers(graph: Graph, precision: str) -> list[str]:
     """Convert the float parts of a quantized graph to a precision; the Q/DQ pairs do not change.
 
     Weakly typed TensorRT chooses FP16 by a flag; strongly typed TensorRT follows the types of the graph.

@@ -33,7 +33,7 @@ from ....model.graph.graph_names import Names
 from ....model.graph.onnx_file import Graph, copy_model
 from ...opset.fit import upgrade_in_place
 from ..activations import run_samples
-from ..prepare import by_output, prepare_graph
+from ..prepare import outputs_first, prepare_graph
 from ..weights.hessians import collect_hessians, conv_pads, hessian_key, hessian_of
 from ..weights.rounding import gptq
 from .pair_limits import PairLimits
@@ -85,7 +85,7 @@ def round_weights(
         if tensor is None or scales is None or list(scales.dims) in ([], [1]) or tensor.name in rounded_names:
             continue
         values = tensor_values(weights[float_node.input[1]])
-        rows_first = by_output(float_node)
+        rows_first = outputs_first(float_node)
         rows = values.reshape(len(values), -1) if rows_first else values.T  # one row per output channel
         hessian = hessian_of([float_node], hessians)
         if hessian is None or tensor_values(scales).shape != (len(rows),):
@@ -156,12 +156,12 @@ class _QuantizedLayer:
 
     @property
     def channels(self) -> int:
-        return int(self.weight.dims[0 if by_output(self.node) else -1])
+        return int(self.weight.dims[0 if outputs_first(self.node) else -1])
 
     def grouped(self, weight: NDArray[Any]) -> NDArray[Any]:
         """Return the weight as [groups, outputs, inputs, kernel positions]."""
         groups = attribute(self.node, "group", 1)
-        rows = weight if by_output(self.node) else weight.T
+        rows = weight if outputs_first(self.node) else weight.T
         shape = groups, len(rows) // groups, rows.shape[1], math.prod(self.kernel)
         return rows.reshape(shape)
 
@@ -322,7 +322,7 @@ class _Sums:
 
     def add_sum(self, tensor: str, source: str, layer: _QuantizedLayer) -> str:
         """Sum a tensor with the shape of `source` over the positions that each kernel element reads."""
-        kernel, inputs = layer.kernel, layer.weight.dims[1 if by_output(layer.node) else 0]
+        kernel, inputs = layer.kernel, layer.weight.dims[1 if outputs_first(layer.node) else 0]
         if layer.node.op_type != "Conv":
             rows = self.node("Reshape", [tensor, self.constant(-1, inputs)], f"{self.prefix}/{tensor}/rows")
             return self.node("ReduceSum", [rows, self.constant(0)], f"{rows}/sum", keepdims=0)

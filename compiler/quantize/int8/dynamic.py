@@ -31,7 +31,7 @@ from ....model.graph.graph_rules import NONE, SaturatingKernels
 from ....model.graph.onnx_file import read_graph
 from ....model.sessions.refusals import onnxruntime_words
 from ....spec.words import WeightType
-from ..prepare import give_own_weights
+from ..prepare import copy_shared_weights
 from .pair_limits import product_limits
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention", "GRU")
@@ -92,7 +92,7 @@ def _quantize_products(
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 
-    give_own_weights(model.graph, names)
+    copy_shared_weights(model.graph, names)
     _gemms_to_matmuls(model.graph, names)
     aliases = Aliases(model)  # the quantizer derives names without a check for collisions
     names = {aliases.of[name] for name in names}

@@ -122,7 +122,7 @@ def pair_limits(
     return PairLimits(axes, _neighbours(positions, channels, blocks, order)) if order else None
 
 
-def limits_of(
+def find_pair_limits(
     nodes: Sequence[onnx.NodeProto], shapes: Mapping[str, tuple[int, ...]], kernels: SaturatingKernels
 ) -> dict[str, PairLimits]:
     """Return the limits of each stored weight by name; layers that share a weight have the same layout."""

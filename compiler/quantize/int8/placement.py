@@ -26,7 +26,7 @@ from ....spec.words import GraphTarget
 from ..prepare import products_of_places
 from ..request import match_nodes
 from .rewrites import is_table, unfit_for_float8
-from .tensorrt import Between, ResidualAdds, TensorRTKernels
+from .tensorrt import ChainPlacement, ResidualAdds, TensorRTKernels
 
 # Operators with integer kernels on CPU runtimes, or that only move data.
 # Softmax and normalizations are float: eight bits are too few for their outputs.
@@ -62,7 +62,7 @@ class Placement:
     warnings: tuple[str, ...] = ()
 
 
-def plan(
+def place_nodes(
     model: onnx.ModelProto,
     target: GraphTarget,
     *,
@@ -149,7 +149,7 @@ class _Planner:
             if node.op_type not in WRITES_FLOAT and self.rules.quantizes_chains:
                 self.integer.update(node.output)
         if not self.rules.quantizes_chains:
-            between = Between(self.graph, self.constants)
+            between = ChainPlacement(self.graph, self.constants)
             rest = [node for node in self.graph.node if node.name not in self.planned | self.excluded.keys()]
             for node in rest:
                 if between.quantizes(node, self.planned):

@@ -218,7 +218,7 @@ def keep_norms_apart(graph: onnx.GraphProto) -> None:
 
 
 BLOCK_SIZE = 128
-SMALLEST = 1 << 16
+MIN_TABLE_VALUES = 1 << 16
 """Least number of values of a quantized table; smaller tables hardly add to the file size."""
 
 
@@ -228,7 +228,7 @@ def is_table(node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
     axis = attribute(node, "axis", 0)
     if table is None or table.data_type != 1 or len(table.dims) != 2 or axis != 0:
         return False
-    return int(np.prod(table.dims)) >= SMALLEST
+    return int(np.prod(table.dims)) >= MIN_TABLE_VALUES
 
 
 def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:

@@ -21,7 +21,7 @@ from ....model.graph.graph import attribute, count_weighted, producers, weighted
 from ....model.graph.graph_edits import drop_unused_initializers, refill, sort_nodes
 from ....model.graph.graph_names import Aliases
 from ....model.graph.graph_rules import GraphRules
-from ....model.graph.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
+from ....model.graph.multiply_adds import ALLOWED_SHARE, format_layers, multiply_adds, shares
 from ....model.graph.onnx_file import Graph, read_graph
 from ....model.sessions.session import missed_nodes
 from ....spec.words import Isa
@@ -30,7 +30,7 @@ from ...qdq import store_integers
 from .pair_limits import PairLimits
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
 from .rewrites import gather_by_vectors, keep_adds_apart, keep_norms_apart, quantize_tables, read_floats
-from .tensorrt import join_with_convolutions, share_scales
+from .tensorrt import fuse_residual_adds, share_scales
 
 
 def quantize_static(
@@ -114,7 +114,7 @@ def quantize_static(
         raise QuantizationError(f"ONNX Runtime's quantizer failed: {message}") from error
     quantized: onnx.ModelProto = quantizer.model.model
     refill(quantized.graph.output, outputs)
-    join_with_convolutions(quantized.graph, placement.fused)
+    fuse_residual_adds(quantized.graph, placement.fused)
     read_floats(quantized.graph, planned, kernels_write_float=rules.writes_floats)
     quantize_tables(quantized, set(placement.tables))
     if rules.by_onnxruntime:
@@ -297,7 +297,7 @@ def _index_consumers(base: type) -> type:
     return Indexed
 
 
-def executed(
+def inspect_execution(
     graph: Graph, planned: Sequence[str], *, signed: bool = False
 ) -> tuple[dict[str, dict[str, int]], dict[str, str], OnnxReference]:
     """Return the operators that ONNX Runtime executes, the planned nodes that run in float, and the session.
@@ -324,7 +324,7 @@ def require_executed(model: onnx.ModelProto, planned: Sequence[str], missed: Map
     total = sum(share[name] for name in missed)
     text = (
         f"ONNX Runtime executes {len(planned) - len(missed)} of {len(planned)} planned nodes as integers; "
-        f"{total:.1%} of the planned {counted} stay in float: {named(missed, share)}"
+        f"{total:.1%} of the planned {counted} stay in float: {format_layers(missed, share)}"
     )
     if total > ALLOWED_SHARE:
         raise QuantizationError(

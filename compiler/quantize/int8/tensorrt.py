@@ -21,7 +21,7 @@ Q/DQ stands between the two. The rules with their sources:
    `ResidualConnectionQDQCase`) and x * Sigmoid(x) (`get_fusible_backbone`).
 5. The sum of a matrix product, as in a Transformer, remains in float: docs/quantization.md has the reason.
 
-B. Between convolutions, beside the residual adds (`Between`):
+B. Between convolutions, beside the residual adds (`ChainPlacement`):
 
     squeeze and excite                           conv ─ Resize ─┐
     conv ─┬─ Q ─ DQ ──────────────── Mul         conv ──────────┴─ Concat ─ Q ─ DQ ─ conv
@@ -60,7 +60,7 @@ from collections.abc import Collection, Iterator, Mapping
 import onnx
 
 from ....model.graph.graph import attribute, captured_names, consumers, infer_shapes, producers
-from ...opset.scope import reached
+from ...opset.scope import iterate_consumers
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _FUSED = frozenset(
@@ -133,7 +133,7 @@ class ResidualAdds:
         return seen
 
 
-def join_with_convolutions(graph: onnx.GraphProto, fused: Mapping[str, str]) -> None:
+def fuse_residual_adds(graph: onnx.GraphProto, fused: Mapping[str, str]) -> None:
     """Connect Adds to the float value of their fused operand, in place.
 
         conv ─ Q ─ DQ ─ Add        becomes        conv ─ Add
@@ -160,7 +160,7 @@ _POINTWISE = frozenset(
 _ONE_SCALE = ("Concat", "MaxPool", "Resize")
 
 
-class Between:
+class ChainPlacement:
     """The operators between the quantized convolutions of a graph that get Q/DQ."""
 
     def __init__(self, graph: onnx.GraphProto, constants: Collection[str]) -> None:
@@ -204,7 +204,7 @@ def share_scales(
 
 def _is_consumed(name: str, readers: Mapping[str, list[onnx.NodeProto]], planned: Collection[str]) -> bool:
     """Return whether a planned node consumes a tensor, directly or through operators with one scale."""
-    return any(node.name in planned for node in reached(name, readers, _ONE_SCALE))
+    return any(node.name in planned for node in iterate_consumers(name, readers, _ONE_SCALE))
 
 
 _MIN_SIZE = 16  # channels of a convolution; k and n of a product

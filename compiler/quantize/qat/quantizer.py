@@ -153,7 +153,7 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         in_float: dict[str, str] = {}  # name of a weight to the reason
         matched: set[str] = set()
         for node in model.graph.nodes:
-            name, values = operator(node), _float_operands(node)
+            name, values = operator_name(node), _float_operands(node)
             if name in WEIGHTED:
                 weight = str(getattr(node.args[1], "target", node.args[1]))
                 reason = self._reason_in_float(node) or self._excluded(weight, matched)
@@ -181,7 +181,7 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
                 hint="name modules as in model.named_modules(), such as 'fc' or 'stages.0.*'",
                 option="exclude",
             )
-        if not any(operator(node) in WEIGHTED for node in inputs):
+        if not any(operator_name(node) in WEIGHTED for node in inputs):
             name, reason = next(iter(in_float.items()), ("", "no convolution, no linear layer"))
             raise QuantizationError(
                 f"nothing to quantize: {f'{name!r}: ' if name else ''}{reason}",
@@ -200,7 +200,7 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         """Do nothing: all annotations come from `annotate`."""
 
     def _reason_in_float(self, node: Node) -> str | None:
-        transposed = operator(node) in _TRANSPOSED
+        transposed = operator_name(node) in _TRANSPOSED
         if transposed and "ConvTranspose" not in self.rules.weighted:
             return f"{self.target} has no integer kernel for it"
         if transposed and len(node.args) > 6 and node.args[6] != 1:
@@ -225,7 +225,7 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         return QuantizationSpec(torch.int8, constructor, -127, 127, torch.per_channel_symmetric, axis)
 
 
-def operator(node: Node) -> str:
+def operator_name(node: Node) -> str:
     """Return a node's ATen operator without its overload, for example `conv2d`; "" for other nodes."""
     name = str(node.target) if node.op == "call_function" else ""
     return name.split(".")[1] if name.startswith("aten.") else str(node.meta.get(OPERATOR, ""))
@@ -233,22 +233,22 @@ def operator(node: Node) -> str:
 
 def weight_axis(node: Node) -> int:
     """Return the axis of the output channels in the weight of a node."""
-    return 1 if operator(node) in _TRANSPOSED else 0
+    return 1 if operator_name(node) in _TRANSPOSED else 0
 
 
 def _float_operands(node: Node) -> list[Node]:
     """Return the operands that are float tensors, without extents of axes."""
-    if operator(node) in _MOVES:
+    if operator_name(node) in _MOVES:
         return node.all_input_nodes[:1]
-    return [value for value in node.all_input_nodes if not operator(value).startswith("sym_")]
+    return [value for value in node.all_input_nodes if not operator_name(value).startswith("sym_")]
 
 
 def _end_of_chain(node: Node, *, norm: bool) -> Node:
     """Return the last node that is fused into this one: a BatchNorm (if `norm`) and activations."""
     while len(node.users) == 1:
         reader = next(iter(node.users))
-        folded = norm and operator(reader) == "batch_norm" and reader.args[0] is node
-        if not folded and operator(reader) not in _ACTIVATIONS:
+        folded = norm and operator_name(reader) == "batch_norm" and reader.args[0] is node
+        if not folded and operator_name(reader) not in _ACTIVATIONS:
             break
         node, norm = reader, False
     return node
@@ -257,7 +257,7 @@ def _end_of_chain(node: Node, *, norm: bool) -> Node:
 def _is_integer(node: Node, results: dict[Node, Node]) -> bool:
     """Return whether integer kernels compute all operands of the node."""
     values = _float_operands(node)
-    if operator(node) in ("add", "mul") and len(values) != 2:
+    if operator_name(node) in ("add", "mul") and len(values) != 2:
         return False  # the other operand is a stored number: a float operation
     return bool(values) and node not in results and all(value in results for value in values)
 
@@ -267,7 +267,7 @@ def _as_onnx(model: GraphModule) -> onnx.GraphProto:
     nodes = []
     for node in model.graph.nodes:
         names = [value.name for value in node.all_input_nodes]
-        kind = _ONNX.get(operator(node), "Unknown")
+        kind = _ONNX.get(operator_name(node), "Unknown")
         options = {"transB": 1} if kind == "Gemm" else {}
         if kind.startswith("Conv") and node.args[6:]:
             options = {"group": node.args[6]}
@@ -292,7 +292,7 @@ def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) ->
             )
             dropouts = []  # kind and rate of dropouts; `alias_copy` marks them, because PyTorch removes them
             for node in program.graph.nodes:
-                name = operator(node).removesuffix("_")
+                name = operator_name(node).removesuffix("_")
                 if name in _DROPOUTS:
                     dropouts.append((name, node.args[1]))
                     node.target, node.args = torch.ops.aten.alias_copy.default, node.args[:1]
@@ -325,11 +325,11 @@ def _insert_mode_modules(model: GraphModule, rates: Sequence[tuple[str, float]])
     module: Any
     for index, node in enumerate(list(model.graph.nodes)):
         replaced = [node]
-        if operator(node) == "alias_copy":
+        if operator_name(node) == "alias_copy":
             name, rate = next(dropouts)
             path = get_unique_attr_name_in_module(model, f"dropout_{index}")
             module = getattr(torch.nn, _DROPOUTS[name])(rate)
-        elif operator(node) == "_native_batch_norm_legit_no_training":
+        elif operator_name(node) == "_native_batch_norm_legit_no_training":
             name, replaced = "batch_norm", list(node.users)
             path = str(node.args[3].target).rpartition(".")[0]
             values = [value and attrgetter(value.target)(model) for value in node.args[1:5]]
@@ -358,7 +358,7 @@ def fold_batch_norm(model: GraphModule, node: Any, norm: Any) -> None:
     The weight's observer then sees the folded weight; the integers change only in sign.
     """
     reader = node.args[0]
-    fake = reader.args[1] if operator(reader) in WEIGHTED else None
+    fake = reader.args[1] if operator_name(reader) in WEIGHTED else None
     if fake is None or fake.op != "call_module" or len(reader.users) > 1 or len(fake.users) > 1:
         return
     weight = attrgetter(fake.args[0].target)(model)

@@ -23,10 +23,10 @@ from ....core.progress import Progress, silent
 from ....data.batches import Data
 from ....errors import CalibrationError
 from ....model.graph.graph import attribute, producers
-from ....model.graph.graph_edits import fix_initializers, store_constants
+from ....model.graph.graph_edits import drop_initializer_inputs, store_constants
 from ....model.graph.onnx_file import Graph
 from ..activations import run_samples
-from ..prepare import by_output
+from ..prepare import outputs_first
 
 Hessian = NDArray[np.float32]
 
@@ -71,7 +71,7 @@ def collect_hessians(
     """
     model = model.copy()
     graph = model.model.graph
-    fix_initializers(model.model)
+    drop_initializer_inputs(model.model)
     store_constants(graph)
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     keys, made_by = set(inputs_of), producers(graph)
@@ -105,7 +105,7 @@ def collect_hessians(
 
 def _features(node: onnx.NodeProto, weight: tuple[int, ...]) -> int:
     """Return K of a product's weight: [K, N], or [N, K, ...] if transposed or of a Conv."""
-    return math.prod(weight[1:]) if by_output(node) else weight[-2]
+    return math.prod(weight[1:]) if outputs_first(node) else weight[-2]
 
 
 def _patches(

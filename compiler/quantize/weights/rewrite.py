@@ -40,11 +40,11 @@ from ....model.graph.graph_edits import drop_unused_initializers, set_nodes
 from ....model.graph.graph_names import Names
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_in_place
-from ..prepare import by_output
+from ..prepare import outputs_first
 from ..request import nothing_to_quantize, require_reached
 from .hessians import hessian_key, hessian_of
 from .rounding import (
-    Rounded,
+    RoundedWeight,
     dividing_block,
     gptq,
     nbits_arrays,
@@ -158,7 +158,7 @@ def _plan(
             continue  # its table is a shape or an activation
         reason = excluded.get(node.name) or _reason_unsupported(node, stored, form)
         if not reason:
-            rows_first = node.op_type == "Gather" or by_output(node)
+            rows_first = node.op_type == "Gather" or outputs_first(node)
             weight = _Weight(node.input[0 if node.op_type == "Gather" else 1], int(rows_first))
             reason = _skip_reason(stored[weight.name], weight, form=form, bits=bits, block_size=block_size)
             if node.op_type == "Gather" and form == "nbits" and bits == 4 and stored[weight.name].dims[1] % 2:
@@ -228,7 +228,7 @@ class _Writer:
         self.prefixes[weight] = self.names.stem(f"{weight.name}/axis{weight.axis}")
         return self.prefixes[weight]
 
-    def store_nbits(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
+    def store_nbits(self, weight: _Weight, rounded: RoundedWeight, readers: Sequence[onnx.NodeProto]) -> None:
         """Add the initializers of the ONNX Runtime operators that replace the readers."""
         arrays, size = nbits_arrays(rounded)
         prefix = self._prefix(weight)
@@ -240,7 +240,7 @@ class _Writer:
                 kind = 1 if array.dtype == np.float32 else 2
                 self._add(f"{prefix}/{name}", kind, array.shape, array)
 
-    def store_qdq(self, weight: _Weight, rounded: Rounded) -> None:
+    def store_qdq(self, weight: _Weight, rounded: RoundedWeight) -> None:
         """Add a DequantizeLinear and its operands."""
         codes, scales = qdq_arrays(rounded, weight.axis)
         prefix = self._prefix(weight)

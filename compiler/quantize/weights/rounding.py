@@ -36,7 +36,7 @@ _DAMPING, _DAMPING_TRIES = 0.01, 4  # fraction of the mean of the Hessian's diag
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RoundedWeight:
     """A weight rounded to integers."""
 
     codes: Codes  # uint8 [N, K], 0 to `2**bits - 1`
@@ -48,7 +48,7 @@ class Rounded:
 
 def round_to_nearest(
     weight: Floats, *, bits: int, block_size: int, symmetric: bool, search: bool = True
-) -> Rounded:
+) -> RoundedWeight:
     """Return the weight with every value rounded to the nearest step of its block.
 
     Args:
@@ -69,7 +69,7 @@ def round_to_nearest(
         codes[part] = _nearest_codes(blocks[part], scales[part, None], zeros[part, None], bits)
     shape = (rows, count)
     codes = np.ascontiguousarray(codes.reshape(rows, -1)[:, :columns])
-    return Rounded(codes, scales.reshape(shape), zeros.reshape(shape).astype(np.uint8), bits, size)
+    return RoundedWeight(codes, scales.reshape(shape), zeros.reshape(shape).astype(np.uint8), bits, size)
 
 
 def gptq(
@@ -82,7 +82,7 @@ def gptq(
     name: str = "",
     scales: Floats | None = None,
     room: Room | None = None,
-) -> Rounded:
+) -> RoundedWeight:
     """Return the weight rounded so that the layer's output changes least on the observed inputs.
 
     Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers"
@@ -125,7 +125,7 @@ def gptq(
                 updated[column + 1 : last] -= factor[column, column + 1 : last, None] * error
                 errors[column - first] = error
             updated[last:] -= factor[first:last, last:].T @ errors
-    return Rounded(
+    return RoundedWeight(
         np.ascontiguousarray(codes.T),
         np.stack([block_scales for block_scales, _ in fitted], axis=1),
         np.stack([zeros for _, zeros in fitted], axis=1).astype(np.uint8),
@@ -149,7 +149,7 @@ def fit_blocks(blocks: Floats, *, bits: int, symmetric: bool, search: bool = Tru
     return scales, zeros
 
 
-def packed(codes: Codes, bits: int) -> Codes:
+def pack_codes(codes: Codes, bits: int) -> Codes:
     """Return codes in their stored form: with 4 bits two per byte along the last axis, the first one low.
 
     An odd last axis is padded with a 0. Codes of 8 bits are returned unchanged.
@@ -162,7 +162,7 @@ def packed(codes: Codes, bits: int) -> Codes:
     return pairs
 
 
-def nbits_arrays(rounded: Rounded) -> tuple[dict[str, NDArray[Any]], int]:
+def nbits_arrays(rounded: RoundedWeight) -> tuple[dict[str, NDArray[Any]], int]:
     """Return the arrays for ONNX Runtime's operators, and their block size.
 
     Returns:
@@ -178,13 +178,13 @@ def nbits_arrays(rounded: Rounded) -> tuple[dict[str, NDArray[Any]], int]:
     padded[:, :columns] = rounded.codes
     return {
         "scale": np.repeat(rounded.scales, times, axis=1),
-        "zero_point": packed(np.repeat(rounded.zero_points, times, axis=1), rounded.bits),
-        "blocks": packed(padded, rounded.bits).reshape(rows, count, -1),
-        "rows": packed(rounded.codes, rounded.bits),
+        "zero_point": pack_codes(np.repeat(rounded.zero_points, times, axis=1), rounded.bits),
+        "blocks": pack_codes(padded, rounded.bits).reshape(rows, count, -1),
+        "rows": pack_codes(rounded.codes, rounded.bits),
     }, size
 
 
-def qdq_arrays(rounded: Rounded, axis: int) -> tuple[Codes, Floats]:
+def qdq_arrays(rounded: RoundedWeight, axis: int) -> tuple[Codes, Floats]:
     """Return the integers and scales of a symmetric weight for DequantizeLinear.
 
     The integers are in two's complement, packed if they have 4 bits. The scales have one axis if each output
@@ -194,7 +194,7 @@ def qdq_arrays(rounded: Rounded, axis: int) -> tuple[Codes, Floats]:
     codes, scales = rounded.codes - np.uint8(2 ** (rounded.bits - 1)), rounded.scales
     codes = np.ascontiguousarray(codes if axis else codes.T)
     if rounded.bits == 4:
-        codes = packed(codes.reshape(-1) & np.uint8(15), 4)
+        codes = pack_codes(codes.reshape(-1) & np.uint8(15), 4)
     if scales.shape[1] == 1:
         return codes, scales[:, 0]
     return codes, np.ascontiguousarray(scales if axis else scales.T)

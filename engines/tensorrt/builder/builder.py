@@ -26,7 +26,7 @@ from ..adapter import Adapter
 from ..log import build_failure, make_log, plain
 from ..plan import needs_of_options, register_plugins
 from ..runner.cuda import current_device
-from .calibration import Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
+from .calibration import Feeder, Scales, calibration_inputs, make_calibrator, scales_for_build, set_ranges
 from .configure import (
     add_profiles,
     build_routes,
@@ -41,12 +41,12 @@ from .inspector import Inspection, inspect_plan
 from .network import (
     by_precision,
     compute_layers,
-    keep_layers,
+    force_layer_precisions,
     mark_debug_tensors,
     network_inputs,
     parse,
-    prove,
     set_formats,
+    verify_precision,
 )
 from .refit import weights_digest
 
@@ -85,7 +85,7 @@ class Prepared:
         configure(adapter, builder, config, log, options)
         cache_warnings = use_cache(config, log, self.timing_cache)
         self.layers = compute_layers(network)
-        self.warnings = (*cache_warnings, *keep_layers(adapter, network, config, log, request))
+        self.warnings = (*cache_warnings, *force_layer_precisions(adapter, network, config, log, request))
         self.feeder = feeder = scales if isinstance(scales, Feeder) else None
         if feeder is not None:
             feeder.inputs = calibration_inputs(adapter, network, feeder.first)
@@ -133,7 +133,7 @@ def _device_and_scales(adapter: Adapter, request: BuildRequest) -> Iterator[Scal
     """Make the device current in the block, and yield the scales."""
     device, subject = request.spec.tensorrt.device, request.source or request.model
     try:
-        with current_device(device, subject), scaling(adapter, request) as scales:
+        with current_device(device, subject), scales_for_build(adapter, request) as scales:
             yield scales
     except BaseException as error:
         # The traceback would hold TensorRT's objects until garbage collection, which may run while a later
@@ -155,7 +155,9 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
     unreported = [f"TensorRT's inspector does not report every layer: {problem}" for problem in problems]
     weak = _weak(adapter, request)
-    layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
+    layers, planned, reached, proof = verify_precision(
+        adapter, request, prepared.layers, inspections, weak=weak
+    )
     proof |= {**prepared.facts, "has_run": False}
     if request.spec.calibrator:
         proof["calibrator"] = "ranges" if feeder is None else feeder.kind
@@ -180,7 +182,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
 def _build_and_write(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
     request.progress("build")
     watchers = [watcher for watcher in (prepared.monitor, prepared.feeder) if watcher is not None]
-    with interrupt_deferred() as raise_if_interrupted:
+    with defer_interrupts() as raise_if_interrupted:
         for watcher in watchers:
             watcher.before_each_step = raise_if_interrupted
         plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
@@ -238,7 +240,7 @@ def make_monitor(module: Any, progress: Progress) -> Any:
 
 
 @contextmanager
-def interrupt_deferred() -> Iterator[Callable[[], None]]:
+def defer_interrupts() -> Iterator[Callable[[], None]]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second Ctrl-C ends the process at once.
 
     Only signals with a Python handler are deferred. The yielded function handles pending signals early and

@@ -37,7 +37,7 @@ from ..adapter import Adapter, member_name
 from ..log import Log, setting
 from ..runner.cuda import PrimaryContext
 from ..runner.io_tensors import InputRange
-from ..runner.memory import DeviceBuffer, raw
+from ..runner.memory import DeviceBuffer, as_bytes
 from .network import FLOATS, layer_outputs, network_inputs
 
 _CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrator"}
@@ -92,7 +92,7 @@ class DeviceBuffers:
             buffer = self._buffers.setdefault(name, DeviceBuffer(self._context.cuda))
             address = buffer.reserve(array.nbytes)
             if array.nbytes:
-                self._context.cuda.copy_to_device(address, raw(array))
+                self._context.cuda.copy_to_device(address, as_bytes(array))
             return address
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ None if the graph has the scales."""
 
 
 @contextmanager
-def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
+def scales_for_build(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
     """Yield the scales for a build; a `Feeder` holds device memory until the block ends."""
     spec = request.spec
     if not spec.calibrator:

@@ -159,7 +159,7 @@ def read_layers(answer: object, profile: int = 0) -> Inspection:
     Before 10 it lists the layers of every profile, those of the first without a number (trex/parser.py); from
     10 on it lists them once for all profiles (Polygraphy, backend/trt/util.py `str_from_engine`).
     """
-    value, problem = (answer, "") if isinstance(answer, list) else decoded(answer)
+    value, problem = (answer, "") if isinstance(answer, list) else decode_answer(answer)
     if problem:
         return Inspection(problem=problem)
     entries = value.get("Layers") if isinstance(value, dict) else value
@@ -173,7 +173,7 @@ def read_layers(answer: object, profile: int = 0) -> Inspection:
         if its_profile != number_of_profile:
             continue
         if isinstance(entry, str):
-            layers.append(EngineLayer(entry, "", UNREPORTED, "", members(entry)))
+            layers.append(EngineLayer(entry, "", UNREPORTED, "", parse_members(entry)))
         elif not isinstance(entry, dict):
             unreadable += 1
         elif entry.get("LayerType") in _MOVE_ONLY:
@@ -183,7 +183,7 @@ def read_layers(answer: object, profile: int = 0) -> Inspection:
     return Inspection(layers, moving, f"{unreadable} of its layers cannot be read" if unreadable else "")
 
 
-def decoded(answer: object) -> tuple[Any, str]:
+def decode_answer(answer: object) -> tuple[Any, str]:
     """Return an answer's JSON value and "", or None and the reason why it cannot be read."""
     if answer is None or (isinstance(answer, str) and not answer.strip("\0 \t\r\n")):
         return None, "its answer is empty"
@@ -198,7 +198,7 @@ def decoded(answer: object) -> tuple[Any, str]:
 def _layer(entry: dict[str, Any]) -> EngineLayer:
     """Return a layer with the type of its first input or, if unreported, of its weights or operands."""
     name, kind, tactic = _name(entry), _text(entry, "LayerType"), _text(entry, "TacticName")
-    layer = EngineLayer(name, kind, UNREPORTED, tactic, members(name, _text(entry, "Metadata")))
+    layer = EngineLayer(name, kind, UNREPORTED, tactic, parse_members(name, _text(entry, "Metadata")))
     if layer.is_block:
         return layer
     inputs = entry.get("Inputs")
@@ -207,12 +207,12 @@ def _layer(entry: dict[str, Any]) -> EngineLayer:
     weights = [entry.get(key) for key in _WEIGHT_KEYS]
     sources += [part.get("Type") for part in weights if isinstance(part, dict)]
     operands = _OPERANDS.search(tactic)
-    precisions = [*map(spelled_precision, sources), _OF_OPERANDS.get(operands[1] if operands else "")]
+    precisions = [*map(parse_precision, sources), _OF_OPERANDS.get(operands[1] if operands else "")]
     reported = (precision for precision in precisions if precision not in (None, UNREPORTED))
     return replace(layer, precision=next(reported, UNREPORTED))
 
 
-def spelled_precision(type_name: object) -> str:
+def parse_precision(type_name: object) -> str:
     """Return the precision for a version's name of a type; UNREPORTED for "N/A due to dynamic shapes"."""
     text = type_name.lower() if isinstance(type_name, str) else ""
     return next((name for pattern, name in _PRECISIONS.items() if re.search(pattern, text)), UNREPORTED)
@@ -227,7 +227,7 @@ def _text(entry: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def members(name: str, metadata: str = "") -> Members:
+def parse_members(name: str, metadata: str = "") -> Members:
     """Return the network layers and ONNX nodes in an engine layer's name and metadata."""
     nodes = frozenset(_NODE.findall(metadata))
     plain = _PROFILE.sub("", name)
@@ -240,7 +240,7 @@ def members(name: str, metadata: str = "") -> Members:
     return Members(frozenset(_parts(plain)), nodes)
 
 
-def in_metadata(layer: Any) -> str:
+def node_in_metadata(layer: Any) -> str:
     """Return the first ONNX node in a network layer's metadata; "" without metadata (8.5)."""
     match = _NODE.search(getattr(layer, "metadata", ""))
     return match.group(1) if match else ""
@@ -314,7 +314,7 @@ def _inspect_profile(adapter: Adapter, inspector: Any, engine: Any, profile: int
     if (whole.layers or whole.moving) and not whole.problem:
         return whole
     count = engine.num_layers
-    answers = [decoded(_answer(adapter, inspector.get_layer_information, at)) for at in range(count)]
+    answers = [decode_answer(_answer(adapter, inspector.get_layer_information, at)) for at in range(count)]
     unreadable = sum(1 for _, problem in answers if problem)
     single = read_layers([answer for answer, problem in answers if not problem], profile)
     if not single.layers and not single.moving:

@@ -17,10 +17,10 @@ from typing import Any
 from ....errors import BuildError, InvalidOption
 from ....model.graph.graph import weighted_nodes
 from ....model.graph.onnx_file import read_graph
-from ...base import BuildRequest, Planned
+from ...base import BuildRequest, PlannedLayers
 from ..adapter import Adapter, member_name
 from ..log import Log, last_error, setting
-from .inspector import UNREPORTED, EngineLayer, Inspection, in_metadata
+from .inspector import UNREPORTED, EngineLayer, Inspection, node_in_metadata
 from .refusals import refusal
 
 FLOATS = ("FLOAT", "HALF", "BF16")
@@ -75,7 +75,9 @@ def layer_outputs(network: Any) -> list[tuple[Any, Any]]:
     return [(layer.get_output(index), layer) for layer in layers for index in range(layer.num_outputs)]
 
 
-def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: BuildRequest) -> list[str]:
+def force_layer_precisions(
+    adapter: Adapter, network: Any, config: Any, log: Log, request: BuildRequest
+) -> list[str]:
     """Force layers of a weakly typed network to the requested precisions.
 
     Layers that compute integers, booleans or shapes are not changed, as in trtexec
@@ -111,7 +113,7 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
     by_node: dict[str, list[Any]] = {}
     for layer in map(network.get_layer, range(network.num_layers)):
         numbered = _NUMBERED.fullmatch(layer.name)
-        candidates = [layer.name, in_metadata(layer), numbered[1] if numbered else ""]
+        candidates = [layer.name, node_in_metadata(layer), numbered[1] if numbered else ""]
         name = next((candidate for candidate in candidates if candidate in names), "")
         if name:
             by_node.setdefault(name, []).append(layer)
@@ -137,7 +139,7 @@ def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
             layer.set_output_type(index, dtype)
 
 
-def marks_unfused(adapter: Adapter) -> bool:
+def can_mark_unfused_tensors(adapter: Adapter) -> bool:
     """Return whether this TensorRT can show tensors without preventing their fusion."""
     return hasattr(adapter.module.INetworkDefinition, "mark_unfused_tensors_as_debug_tensors")
 
@@ -149,7 +151,7 @@ def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | No
     shows the tensors that are not fused, under the inspector's names (NvInfer.h, release/10.16).
     """
     if names is None:
-        if not marks_unfused(adapter) or not network.mark_unfused_tensors_as_debug_tensors():
+        if not can_mark_unfused_tensors(adapter) or not network.mark_unfused_tensors_as_debug_tensors():
             raise InvalidOption(f"debug tensors: {adapter.name} marks no unfused tensors")
         return
     if not names:
@@ -189,7 +191,7 @@ def compute_layers(network: Any) -> list[ComputeLayer]:
     """
     producers = {tensor.name: layer for tensor, layer in layer_outputs(network) if tensor is not None}
     return [
-        ComputeLayer(layer.name, kind, _precision(layer, producers), in_metadata(layer))
+        ComputeLayer(layer.name, kind, _precision(layer, producers), node_in_metadata(layer))
         for layer in map(network.get_layer, range(network.num_layers))
         if (kind := member_name(layer.type)) in _COMPUTES
     ]
@@ -289,14 +291,14 @@ _REQUESTED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what 
 _NOT_INSPECTED = "no GPU is here to ask the engine"
 
 
-def prove(
+def verify_precision(
     adapter: Adapter,
     request: BuildRequest,
     layers: Sequence[ComputeLayer],
     inspections: Sequence[Inspection],
     *,
     weak: bool,
-) -> tuple[Planned, int, int, dict[str, object]]:
+) -> tuple[PlannedLayers, int, int, dict[str, object]]:
     """Compare the request with the network and, if a GPU is present, with the engine in each profile.
 
     Returns the planned layers by name; how many layers should compute in the precision; how many do,
@@ -340,7 +342,7 @@ def prove(
     if inspections:
         proof |= {"fell_back": fell_back, **inspections[0].as_json()}
     names, missed = (*planned_names, *missing_nodes), {**missing_nodes, **fell_back}
-    by_name = Planned(names, missed, verdict.unreported, not binding, evidence)
+    by_name = PlannedLayers(names, missed, verdict.unreported, not binding, evidence)
     return by_name, max(len(nodes), len(planned)), len(verdict.reached), proof
 
 

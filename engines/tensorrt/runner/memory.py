@@ -91,7 +91,7 @@ class HostBuffer:
         self._bytes = None
 
 
-def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the bytes of a contiguous array, also for types without buffer protocol (bfloat16)."""
     flat: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
     return flat
@@ -283,7 +283,7 @@ def make_listener(module: Any, context: PrimaryContext, names: Collection[str]) 
                 if array.nbytes and location == module.TensorLocation.HOST:
                     ctypes.memmove(array.ctypes.data, addr, array.nbytes)
                 elif array.nbytes:
-                    context.cuda.copy_to_host(raw(array), addr)
+                    context.cuda.copy_to_host(as_bytes(array), addr)
                 self.tensors[name] = array
             except BaseException as error:
                 self._store(error)

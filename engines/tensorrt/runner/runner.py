@@ -36,7 +36,7 @@ _OWN_PROFILE = (
     "before TensorRT 8.6 each execution context of an engine with dynamic shapes needs an optimization "
     "profile of its own"
 )
-GRAPHS_KEPT = 4
+MAX_GRAPHS = 4
 """Maximum number of input shapes per stream with a CUDA graph, each with an execution context and buffers."""
 
 
@@ -51,7 +51,7 @@ class StreamSlot:
     def __init__(self, loaded: LoadedEngine, notes: list[str]) -> None:
         self._loaded, self._notes = loaded, notes
         captured_here = loaded.cuda_graph and not loaded.captures_itself
-        self._max_contexts = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
+        self._max_contexts = MAX_GRAPHS if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
         self.stream: Any = Stream(loaded.context.cuda)
         try:
@@ -75,7 +75,7 @@ class StreamSlot:
                 self._max_contexts = len(older)
                 self._notes.append(
                     f"memory suffices for CUDA graphs of {self._max_contexts} input shapes, not "
-                    f"{GRAPHS_KEPT}; other shapes are captured again"
+                    f"{MAX_GRAPHS}; other shapes are captured again"
                 )
             else:
                 return bound

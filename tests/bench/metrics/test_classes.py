@@ -15,7 +15,7 @@ from sklearn.metrics import f1_score, jaccard_score
 
 from qcompile.bench.metrics.accuracy import ScoreSums, read_metric
 from qcompile.bench.metrics.classes import IGNORED_PIXEL
-from qcompile.bench.metrics.metric import IGNORED_POSITION, Truth, joined
+from qcompile.bench.metrics.metric import IGNORED_POSITION, Truth, join_scores
 from qcompile.errors import DataError
 from qcompile.model.sources.preprocessing import TextPreprocessing
 
@@ -213,7 +213,7 @@ def test_weights_are_repeated_samples(average: str) -> None:
     rng = np.random.default_rng(4)
     true, predicted = rng.integers(0, 2 if average == "binary" else 5, (2, 30))
     metric = read_metric(f"f1:{average}")
-    values = metric.values(joined([metric.score({"y": predicted}, {}, Truth(true, 30, "data"))]))
+    values = metric.values(join_scores([metric.score({"y": predicted}, {}, Truth(true, 30, "data"))]))
     for weights in rng.integers(0, 3, (20, 30)).astype(np.float64):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scoring import inputs_of, scored, value
 
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.detection import MeanAveragePrecision, match, read_detections, suppressed
+from qcompile.bench.metrics.detection import MeanAveragePrecision, match, read_detections, suppress_overlaps
 from qcompile.bench.metrics.metric import Scored
 from qcompile.errors import DataError
 from qcompile.model.sources.preprocessing import ImagePreprocessing
@@ -356,7 +356,7 @@ def test_suppression_is_torchvisions_nms() -> None:
                 clear &= bool(inner / union <= 0.5)
         if clear:
             kept.append(int(index))
-    assert suppressed(boxes, scores, classes, 0.5).tolist() == kept
+    assert suppress_overlaps(boxes, scores, classes, 0.5).tolist() == kept
     assert 10 < len(kept) < 70
 
 

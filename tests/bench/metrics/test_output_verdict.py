@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qcompile.bench.measure.artifacts import paired
+from qcompile.bench.measure.artifacts import pair_outputs
 from qcompile.bench.metrics.output_verdict import RunningDifference, judge
 from qcompile.core.figures import finite
 from qcompile.errors import InvalidOption
@@ -113,11 +113,11 @@ def test_other_shapes_are_a_mismatch_in_words() -> None:
 
 def test_outputs_pair_by_name_or_by_position() -> None:
     a, b = np.zeros(1), np.ones(1)
-    assert list(paired({"x": a, "y": a}, {"y": b, "x": a})) == ["x", "y"]
-    assert paired({"x": a, "y": a}, {"y": b, "x": a})["y"] is b
-    assert paired({"x": a, "y": a}, {"0": a, "1": b})["y"] is b
+    assert list(pair_outputs({"x": a, "y": a}, {"y": b, "x": a})) == ["x", "y"]
+    assert pair_outputs({"x": a, "y": a}, {"y": b, "x": a})["y"] is b
+    assert pair_outputs({"x": a, "y": a}, {"0": a, "1": b})["y"] is b
     with pytest.raises(InvalidOption, match="outputs z; as many as the baseline's are required: x, y"):
-        paired({"x": a, "y": a}, {"z": a})
+        pair_outputs({"x": a, "y": a}, {"z": a})
 
 
 def test_the_worst_output_is_a_signal_where_enough_labels_are_equal() -> None:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from layer_faults import perturbed
 
-from qcompile.bench.measure.artifacts import describe, start
+from qcompile.bench.measure.artifacts import describe, load_in_worker
 from qcompile.bench.measure.recorder import Recorder
 from qcompile.bench.metrics.accuracy import check_evaluation, measure_quality, read_metric
 from qcompile.bench.results.row import Row
@@ -32,7 +32,7 @@ def workers_of(artifacts: dict[str, str]) -> Iterator[tuple[dict[str, Worker], R
             workers[runnable.name] = stack.enter_context(
                 Worker(runnable.name, module="qcompile.bench.worker", threads=1)
             )
-            start(workers[runnable.name], runnable, runnables, 1)
+            load_in_worker(workers[runnable.name], runnable, runnables, 1)
         rows = [Row(one.name, one.artifact, one.engine) for one in runnables]
         yield workers, Recorder(rows, "base")
 

@@ -16,7 +16,7 @@ from sklearn.metrics import ndcg_score
 
 from qcompile.bench.metrics import values as neighbours
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.metric import Truth, joined
+from qcompile.bench.metrics.metric import Truth, join_scores
 from qcompile.bench.metrics.values import cosine
 from qcompile.errors import DataError
 
@@ -160,7 +160,7 @@ def test_weights_are_repeated_samples() -> None:
     rng = np.random.default_rng(2)
     found, targets = rng.integers(0, 9, (2, 40)).astype(np.float64)
     metric = read_metric("spearman")
-    values = metric.values(joined([metric.score({"y": found}, {}, Truth(targets, 40, "data"))]))
+    values = metric.values(join_scores([metric.score({"y": found}, {}, Truth(targets, 40, "data"))]))
     for weights in rng.integers(0, 3, (20, 40)).astype(np.float64):
         expected = spearmanr(expanded(found, weights), expanded(targets, weights)).statistic
         assert values(weights[None])[0] == pytest.approx(float(expected), abs=1e-12)

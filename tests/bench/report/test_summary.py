@@ -12,7 +12,7 @@ from report_results import results_json, results_of, write
 
 from qcompile.bench.report.recommendation import Recommendation, recommend
 from qcompile.bench.report.source import read_source
-from qcompile.bench.report.summary import Summary, excesses, faster, summarize
+from qcompile.bench.report.summary import Summary, compare_speed, excesses, summarize
 from qcompile.bench.results.row import Latency, Row
 from qcompile.spec.measure import Budget
 
@@ -126,7 +126,7 @@ def test_a_smaller_artifact_needs_proof_that_it_is_as_fast(tmp_path: Path) -> No
     found = summary(tmp_path, artifact("base", 2000), fast, small)
     assert found.recommended
     assert found.recommended.name == "fast"
-    ratio = faster(*(s for s in read_source(tmp_path / "r.json").subjects if s.name != "base"))
+    ratio = compare_speed(*(s for s in read_source(tmp_path / "r.json").subjects if s.name != "base"))
     assert ratio
     assert ratio.verdict == "no difference"
     assert "does not separate its speed from that of small: measure longer." in "\n".join(found.reasons)
@@ -179,8 +179,10 @@ def test_a_comparison_needs_rounds_that_pair_up(tmp_path: Path) -> None:
     value["artifacts"][1]["round_medians_ms"] = [1.0] * 7
     value["artifacts"][2]["round_medians_ms"] = [2.0] * ROUNDS
     first, second, third = read_source(write(tmp_path / "r.json", value)).measured
-    assert faster(second, first) is None
-    assert faster(third, first).value == pytest.approx(np.median(first.row.round_medians_ms) / 2.0, rel=0.005)
+    assert compare_speed(second, first) is None
+    assert compare_speed(third, first).value == pytest.approx(
+        np.median(first.row.round_medians_ms) / 2.0, rel=0.005
+    )
 
 
 ROW = Row("int8", "int8.onnx", "onnxruntime", size_bytes=500_000, latency=Latency(median_ms=2.0))

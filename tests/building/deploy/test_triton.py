@@ -29,7 +29,7 @@ from qcompile.errors import (
     ModelError,
     QCompileError,
 )
-from qcompile.model.sources.archives import trusting
+from qcompile.model.sources.archives import trust_files
 
 LARGER = {"x": ((1, 3, 8, 8), (8, 3, 8, 8), (32, 3, 8, 8))}
 
@@ -392,7 +392,7 @@ def test_warm_up_shapes_that_do_not_fit_are_refused(
 def test_torchscript_is_addressed_by_position(torch_model: str, tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
     qcompile.build(torch_model, path, target="torchscript", inputs=["x:[batch,3,8,8]"])
-    with trusting():
+    with trust_files():
         triton_model = read_triton_model(path)
     assert triton_model.backend.platform == "pytorch_libtorch"
     names = [tensor.name for tensor in (*triton_model.io.inputs, *triton_model.io.outputs)]
@@ -411,5 +411,5 @@ def test_torchscript_that_returns_a_dict_is_refused(tmp_path: Path) -> None:
     )
     path = tmp_path / "net.pt"
     qcompile.build(f"{tmp_path / 'net.py'}:build", path, target="torchscript", inputs=["x:2x3"])
-    with trusting(), pytest.raises(ArtifactError, match="forward returns Dict"):
+    with trust_files(), pytest.raises(ArtifactError, match="forward returns Dict"):
         read_triton_model(path)

@@ -18,10 +18,10 @@ from written_models import model_of, normal, outputs_of
 
 import qcompile
 from qcompile.compiler.opset.recurrent_products import (
-    closed_recurrences,
-    open_recurrences,
+    float_recurrences,
     quantize_states,
     recurrent_inputs,
+    rewrite_recurrences,
 )
 from qcompile.compiler.opset.tensorrt_forms import find_trt_operators, in_standard_forms
 from qcompile.engines.registry import load
@@ -71,7 +71,7 @@ def test_an_opened_layer_computes_the_same(
     x = np.random.default_rng(1).standard_normal((length, batch, 6)).astype(np.float32)
     model = lstm(direction, bias=bias, opset=opset, outputs=min(outputs, 2) if layer else outputs, **layer)
     expected = computed(model, x)
-    assert open_recurrences(model) == ["lstm"]
+    assert rewrite_recurrences(model) == ["lstm"]
     assert not {"LSTM", "GRU"} & {node.op_type for node in model.graph.node}
     for array, other in zip(expected, computed(model, x), strict=True):
         np.testing.assert_allclose(other, array, atol=2e-6)
@@ -82,7 +82,7 @@ def test_the_state_is_multiplied_in_integers_and_keeps_its_signal(layer: dict[st
     x = np.random.default_rng(1).standard_normal((32, 4, 6)).astype(np.float32)
     model = lstm(**layer)
     expected = computed(model, x)[0]
-    open_recurrences(model)
+    rewrite_recurrences(model)
     assert quantize_states(model) == 2
     found = computed(model, x)[0]
     noise = float(((found - expected) ** 2).sum())
@@ -93,7 +93,7 @@ def test_the_state_is_multiplied_in_integers_and_keeps_its_signal(layer: dict[st
 def test_weights_of_the_state_have_a_scale_per_channel() -> None:
     model = lstm("forward")
     weight = numpy_helper.to_array(model.graph.initializer[1])[0]  # [4 * hidden, hidden]
-    open_recurrences(model)
+    rewrite_recurrences(model)
     quantize_states(model)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     (scale,) = [array for name, array in stored.items() if name.endswith("state_weight/scale")]
@@ -115,16 +115,16 @@ def test_weights_of_the_state_have_a_scale_per_channel() -> None:
 def test_other_lstms_stay_and_say_why(options: dict[str, Any], reason: str) -> None:
     model = lstm("forward", **options)
     before = model.SerializeToString()
-    assert open_recurrences(model) == []
-    assert reason in closed_recurrences(model)["lstm"]
+    assert rewrite_recurrences(model) == []
+    assert reason in float_recurrences(model)["lstm"]
     assert recurrent_inputs(model) == set()
     assert model.SerializeToString() == before
 
 
 def test_what_is_excluded_by_name_stays() -> None:
     model = lstm()
-    assert open_recurrences(model, exclude={"lstm"}) == []
-    assert closed_recurrences(model) == {"lstm": "it was excluded"}
+    assert rewrite_recurrences(model, exclude={"lstm"}) == []
+    assert float_recurrences(model) == {"lstm": "it was excluded"}
     assert recurrent_inputs(model) == {"x"}
 
 
@@ -133,7 +133,7 @@ def test_tensorrt_builds_it_with_the_products_of_states_in_int8(
     layer: dict[str, Any], tmp_path: Path
 ) -> None:
     model = lstm(**layer)
-    open_recurrences(model)
+    rewrite_recurrences(model)
     quantize_states(model)
     onnx.save(model, tmp_path / "m.onnx")
     shapes = {f"{kind}_shapes": {"x": (8, n, 6)} for kind, n in (("min", 1), ("opt", 4), ("max", 32))}

@@ -14,7 +14,7 @@ from written_models import model_of, stored
 
 import qcompile
 from qcompile.calibration import Method, observe, save_ranges
-from qcompile.compiler.quantize.int8.static import executed, require_executed
+from qcompile.compiler.quantize.int8.static import inspect_execution, require_executed
 from qcompile.compiler.quantize.judge import logits_db
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.core.artifact import load_artifact
@@ -287,7 +287,7 @@ def test_what_onnx_runtime_does_not_fuse_is_named(residual: Path, tmp_path: Path
     path = static(residual, tmp_path, isa="neon").path
     planned = ["conv1", "conv2", "gemm"]
     graph = read_graph(path)
-    _, missed, _ = executed(graph, planned)
+    _, missed, _ = inspect_execution(graph, planned)
     assert missed == dict.fromkeys(["conv1", "conv2"], "ONNX Runtime computes it in fp32")
     said = r"executes 1 of 3 .* 99\.9% of the planned multiply-adds stay in float: conv1"
     with pytest.raises(QuantizationError, match=said) as caught:

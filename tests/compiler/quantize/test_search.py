@@ -18,7 +18,7 @@ from written_models import model_of, outputs_of
 import qcompile
 from qcompile.compiler.quantize import methods, search
 from qcompile.compiler.quantize.activations import observe_rows, run_samples
-from qcompile.compiler.quantize.int8.static import executed
+from qcompile.compiler.quantize.int8.static import inspect_execution
 from qcompile.compiler.quantize.judge import Judge
 from qcompile.compiler.quantize.request import Outcome, QuantizeRequest
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
@@ -206,10 +206,10 @@ def test_a_balanced_model_is_planned_again_without_what_stays_in_float(
     monkeypatch.setattr(search, "LEAST_GAIN_DB", -1000.0)  # balanced in any case
 
     def without_first(graph: Graph, planned: list[str], **options: bool) -> object:
-        counts, missed, run = executed(graph, planned, **options)
+        counts, missed, run = inspect_execution(graph, planned, **options)
         return counts, {**missed, **({"first": "for a test"} if "first" in planned else {})}, run
 
-    monkeypatch.setattr(methods, "executed", without_first)
+    monkeypatch.setattr(methods, "inspect_execution", without_first)
     artifact = static(model, tmp_path)
     assert artifact.manifest.proof["equalized_pairs"]
     left = artifact.manifest.proof["left_in_float"]
@@ -231,11 +231,11 @@ def test_what_gains_by_computing_fewer_layers_in_integers_is_refused(
 
     def without_first_later(graph: Graph, planned: list[str], **options: bool) -> object:
         calls.append(graph.path)
-        counts, missed, run = executed(graph, planned, **options)
+        counts, missed, run = inspect_execution(graph, planned, **options)
         more = {"first": "for a test"} if len(calls) > 1 and "first" in planned else {}
         return counts, missed | more, run
 
-    monkeypatch.setattr(methods, "executed", without_first_later)
+    monkeypatch.setattr(methods, "inspect_execution", without_first_later)
     proof = static(model, tmp_path, balance=False, method="auto").manifest.proof
     assert proof["nodes_by_precision"]["int8"] == {"Conv": 3}  # type: ignore[index]
     refused = [entry.get("refused") for entry in proof["search"]]  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import pytest
 
 from qcompile.core.files import temporary
 from qcompile.core.files.storage import TEMPORARY
-from qcompile.core.files.temporary import held_folder, remove_stale, temporary_folder
+from qcompile.core.files.temporary import locked_folder, remove_stale, temporary_folder
 from qcompile.errors import StorageError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX locks, limits and files")
@@ -152,7 +152,7 @@ def test_many_processes_that_sweep_at_once_spare_the_living(tmp_path: Path) -> N
     sweep = "import sys; from pathlib import Path; from qcompile.core.files.temporary import *\n"
     sweep += "for _ in range(100):\n    remove_stale(Path(sys.argv[1]))\n"
     sweep += "    with held_folder(Path(sys.argv[1])) as f: (f / 'a').touch(); assert (f / 'a').exists()\n"
-    with held_folder(tmp_path) as folder:
+    with locked_folder(tmp_path) as folder:
         several = [subprocess.Popen([sys.executable, "-c", sweep, str(tmp_path)]) for _ in range(3)]
         try:
             assert [process.wait(120) for process in several] == [0, 0, 0]

@@ -24,7 +24,7 @@ from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.adapter import load_adapter
-from qcompile.engines.tensorrt.builder.inspector import in_metadata
+from qcompile.engines.tensorrt.builder.inspector import node_in_metadata
 from qcompile.engines.tensorrt.builder.network import _layers_by_node
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.engines.tensorrt.log import make_log
@@ -374,7 +374,7 @@ def test_the_layers_of_a_node_are_found_by_name_number_and_metadata() -> None:
     made = [network.get_layer(index) for index in range(network.num_layers)]
     products = [layer for layer in made if layer.name.startswith("blocks.1[0]/fc")]
     assert [layer.name for layer in products] == ["blocks.1[0]/fc", "blocks.1[0]/fc_0"]
-    assert {in_metadata(layer) for layer in products} == {"blocks.1[0]/fc"}
+    assert {node_in_metadata(layer) for layer in products} == {"blocks.1[0]/fc"}
     found = _layers_by_node(network, {"rest", "extent", "none"})
     names = {node: [layer.name for layer in layers] for node, layers in found.items()}
     assert names["rest"] == ["rest"]

@@ -10,16 +10,16 @@ from written_models import model_of, normal, outputs_of
 
 from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import to_half
-from qcompile.model.graph.choices import before_choices, chosen_by, part_before, value_dependent
+from qcompile.model.graph.choices import extent_deciders, part_before, selecting_operators, selection_inputs
 from qcompile.model.graph.graph import infer_shapes
 from qcompile.model.graph.onnx_file import copy_model
 
 
 def test_boxes_and_scores_in_front_of_a_suppression() -> None:
     model = detector()
-    places = before_choices(model)
+    places = selection_inputs(model)
     assert {place.tensor for place in places} == {"all_boxes", "all_scores"}
-    assert chosen_by(model) == "NonMaxSuppression"
+    assert selecting_operators(model) == "NonMaxSuppression"
     probe = copy_model(model)
     probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(place.tensor) for place in places)
     x = images(1)
@@ -49,7 +49,7 @@ def test_floats_that_decide_and_floats_that_are_chosen(text: str, tensors: list[
     read = {name: value for name, value in stored.items() if name in text}
     shape = "float[k, n] y" if "to = 1> (p)" in text or "Where" in text or "Abs" in text else "float[n] y"
     model = model_of(f"(float[4, 6] x) => ({shape}) {{ {text} }}", **read)
-    assert sorted(place.tensor for place in before_choices(model)) == tensors
+    assert sorted(place.tensor for place in selection_inputs(model)) == tensors
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -57,14 +57,14 @@ def test_a_half_graph_whose_output_is_chosen_is_cut_in_front_of_the_choice(dtype
     text = "m = MatMul (x, w) l = Less (zero, m) p = NonZero (l) q = Transpose (p) y = GatherND (m, q)"
     model = model_of(f"(float[4, 6] x) => (float[n] y) {{ {text} }}", w=normal(6, 5), zero=np.float32(0))
     half, _ = to_half(model, dtype)
-    part = part_before(half, before_choices(model))
+    part = part_before(half, selection_inputs(model))
     assert infer_shapes(part)[part.graph.output[0].name] == (4, 5)
 
 
 def test_a_layer_behind_the_choice_leaves_the_outputs_to_be_compared() -> None:
     tail = """chosen = Unsqueeze (kept_scores, second) wide_scores = MatMul (chosen, u)
         scores = Squeeze (wide_scores, second)"""
-    assert before_choices(detector(tail, u=np.ones((1, 1), np.float32))) == []
+    assert selection_inputs(detector(tail, u=np.ones((1, 1), np.float32))) == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_extents_depend_on_values_where_computed_floats_decide_them(body: str, d
     constants = "int64 zero = {0}, int64 one = {1}, int64[1] flat = {-1}, float half = {0.5}"
     graph = f"g (float[a,b] x, int64[1] n) => (float y) <{constants}> {{ {body} }}"
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
-    assert value_dependent(model).get("y", "") == decider
+    assert extent_deciders(model).get("y", "") == decider
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_branches_of_other_extents_depend_on_their_condition(condition: str, dec
         g (float[a,b] x) => (float y) <float zero = {{0}}> {{ {condition}
             y = If (c) <then_branch = t () => (float[a,b] p) {{ p = Relu (x) }},
                         else_branch = f () => (float[b,a] q) {{ q = Transpose (x) }}> }}"""
-    assert value_dependent(onnx.parser.parse_model(text)).get("y", "") == decider
+    assert extent_deciders(onnx.parser.parse_model(text)).get("y", "") == decider

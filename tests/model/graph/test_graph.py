@@ -20,14 +20,14 @@ from written_models import model_of
 
 import qcompile
 from qcompile.model.graph.graph import (
-    WeightsHeld,
+    WeightStats,
     constant_names,
     constant_tensor,
     count_weighted,
     every_graph,
     graph_precision,
     infer_types,
-    places,
+    position_tensors,
     weighted_nodes,
     weights_of_graph,
 )
@@ -204,7 +204,7 @@ RESIDUAL = 4 * 4 * 9 + 4 + 4 * 4 * 9 + 4 + 3 * 4 + 3  # two 3x3 convolutions and
 
 def test_float_graphs_hold_their_initializers(tiny_file: Callable[..., Path]) -> None:
     held = weights_of_graph(onnx.load(tiny_file("residual")))
-    assert held == WeightsHeld(RESIDUAL, 4 * RESIDUAL)
+    assert held == WeightStats(RESIDUAL, 4 * RESIDUAL)
 
 
 def test_scales_and_zero_points_are_bytes_but_no_parameters(
@@ -225,7 +225,7 @@ def test_scales_and_zero_points_are_bytes_but_no_parameters(
 def test_shapes_and_indices_are_no_parameters() -> None:
     body = "shape = Constant <value = int64[2] {2, 8}> () r = Reshape(x, shape) y = Mul(r, scale)"
     made = model_of(f"(float[4, 4] x) => (float[2, 8] y) {{ {body} }}", scale=ones(8))
-    assert weights_of_graph(made) == WeightsHeld(8, 8 * 4 + 2 * 8)
+    assert weights_of_graph(made) == WeightStats(8, 8 * 4 + 2 * 8)
 
 
 def test_places_are_what_is_computed_of_shapes_alone() -> None:
@@ -240,4 +240,4 @@ def test_places_are_what_is_computed_of_shapes_alone() -> None:
         read = Cast <to = 1> (ids) mean = Div(x, f)
         q = Cast <to = 7> (p) g = Gather(table, q) y = Add(x, e) }"""
     ).graph
-    assert places(graph) == set("f h u r p c a e q first seen".split())
+    assert position_tensors(graph) == set("f h u r p c a e q first seen".split())

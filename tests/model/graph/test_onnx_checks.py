@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qcompile.errors import MissingFile, ModelError
 from qcompile.model.graph import onnx_file
-from qcompile.model.graph.graph import count_operators, dtype_name, holds_half, opset
+from qcompile.model.graph.graph import count_operators, dtype_name, has_float16, opset
 from qcompile.model.graph.graph_names import name_nodes
 from qcompile.model.graph.onnx_checks import external_files, external_path
 from qcompile.model.graph.onnx_file import read_graph, read_weightless, save_onnx
@@ -225,7 +225,7 @@ def test_graphs_nested_beyond_what_protobuf_reads_are_refused(tmp_path: Path) ->
 def test_an_attribute_of_another_operator_makes_no_half_precision() -> None:
     model = net()
     model.graph.node[0].attribute.append(helper.make_attribute("to", [1, 2, 3]))
-    assert not holds_half(model)
+    assert not has_float16(model)
 
 
 def test_oddments_that_nothing_reads_are_taken(tmp_path: Path) -> None:

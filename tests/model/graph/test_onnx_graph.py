@@ -22,7 +22,7 @@ from written_models import model_of
 from qcompile.errors import ModelError
 from qcompile.model.graph.graph import consumers, model_io, producers
 from qcompile.model.graph.onnx_file import (
-    KEPT_BYTES,
+    MAX_INLINE_BYTES,
     Graph,
     is_large,
     read_graph,
@@ -41,7 +41,9 @@ TYPED = {
     TensorProto.FLOAT: "float_data", TensorProto.DOUBLE: "double_data", TensorProto.INT64: "int64_data",
     TensorProto.INT32: "int32_data", TensorProto.FLOAT16: "int32_data",
 }  # fmt: skip
-SIZES = st.sampled_from([0, 1, 5, KEPT_BYTES - 8, KEPT_BYTES, KEPT_BYTES + 8, 3 * KEPT_BYTES])
+SIZES = st.sampled_from(
+    [0, 1, 5, MAX_INLINE_BYTES - 8, MAX_INLINE_BYTES, MAX_INLINE_BYTES + 8, 3 * MAX_INLINE_BYTES]
+)
 
 
 def random_bytes(size: int, seed: int) -> bytes:

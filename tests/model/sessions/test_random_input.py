@@ -21,7 +21,13 @@ from written_models import model_of
 
 from qcompile.errors import DataError, InvalidOption, ModelError
 from qcompile.model.graph.input_notes import AxisRange, InputNote, read_notes, write_notes
-from qcompile.model.graph.multiply_adds import ALIGNMENT, multiply_adds, named, shares, tensor_core_advice
+from qcompile.model.graph.multiply_adds import (
+    ALIGNMENT,
+    format_layers,
+    multiply_adds,
+    shares,
+    tensor_core_advice,
+)
 from qcompile.model.sessions.random_input import Domain, RandomInput, random_feeds, read_domains
 from qcompile.model.sources.load import find_preprocessing
 from qcompile.model.sources.preprocessing import (
@@ -295,7 +301,7 @@ def test_what_cannot_be_inferred_is_left_out_and_layers_weigh_the_same() -> None
 
 def test_the_largest_shares_are_named_first_and_the_rest_counted() -> None:
     layers = {f"n{i}": "f32" for i in range(10)}
-    text = named(layers, {f"n{i}": i / 45 for i in range(10)})
+    text = format_layers(layers, {f"n{i}": i / 45 for i in range(10)})
     assert text.startswith("n9 (20.0%: f32), n8 (17.8%: f32)")
     assert text.endswith("n2 (4.4%: f32) and 2 more")
 

@@ -20,7 +20,7 @@ from qcompile.cli import main
 from qcompile.core.progress import quiet
 from qcompile.errors import ModelError
 from qcompile.model.sources import archives
-from qcompile.model.sources.archives import check_archive, trusting
+from qcompile.model.sources.archives import check_archive, trust_files
 from qcompile.model.sources.load import load_torch
 from qcompile.model.sources.pytorch import read_weights
 from qcompile.model.sources.source import parse_source
@@ -167,21 +167,21 @@ def test_programs_that_pytorch_itself_saved_need_trust_too(saved: Path, traced: 
     for path in (saved, traced):
         with pytest.raises(ModelError, match="`trust` is required"):
             load(path)
-    with trusting():
+    with trust_files():
         assert load(saved)(torch.randn(5, 6)).shape == (5, 3)
         assert load(traced)(torch.ones(4, 50)).shape == (4, 30)
 
 
 def test_trust_of_files_is_for_these_files_alone(saved: Path, traced: Path) -> None:
-    with trusting([traced]), trusting(False), trusting([]):
+    with trust_files([traced]), trust_files(False), trust_files([]):
         assert load(traced)(torch.ones(4, 50)).shape == (4, 30)
         with pytest.raises(ModelError, match="`trust` is required"):
             load(saved)
-        with trusting([saved]):
+        with trust_files([saved]):
             load(traced), load(saved)
     with pytest.raises(ModelError, match="`trust` is required"):
         load(traced)
-    with trusting(), trusting([traced]):
+    with trust_files(), trust_files([traced]):
         load(saved)
 
 
@@ -206,7 +206,7 @@ def test_archives_without_their_directory_are_refused(
     ):
         path = tmp_path / f"bad{whole.suffix}"
         path.write_bytes(damaged(whole.read_bytes()))
-        with trusting(), pytest.raises(ModelError, match=rf"bad\{path.suffix}: .*({message})"):
+        with trust_files(), pytest.raises(ModelError, match=rf"bad\{path.suffix}: .*({message})"):
             load(path)
 
 
@@ -215,7 +215,7 @@ def test_what_would_run_is_refused_and_has_not_run(evil: tuple[Path, Path]) -> N
     with pytest.raises(ModelError, match="`trust` is required"):
         load(path)
     assert not mark.exists()
-    with trusting():
+    with trust_files():
         assert load(path)(torch.ones(2, 6)).shape == (2, 3)
     assert mark.is_dir(), "else this test shows nothing"
 

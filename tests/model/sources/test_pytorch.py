@@ -17,7 +17,7 @@ from torch import nn
 
 from qcompile.data.batches import Data
 from qcompile.errors import ModelError
-from qcompile.model.sources.archives import trusting
+from qcompile.model.sources.archives import trust_files
 from qcompile.model.sources.load import load_torch
 from qcompile.model.sources.pytorch import load_weights, read_weights
 from qcompile.model.sources.source import digest_source, parse_source
@@ -72,7 +72,7 @@ def test_a_torchscript_is_refused_without_trust_and_has_not_run(
         load_torch(parse_source(str(path)))
     assert "give `trust`" in refused.value.hint
     assert not target.exists()
-    with trusting([path]):
+    with trust_files([path]):
         module = load_torch(parse_source(str(path))).module
     assert module(torch.zeros(2)).shape == (2,)
     assert target.exists(), "else this test shows nothing"

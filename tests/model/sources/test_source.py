@@ -411,7 +411,7 @@ def test_paths_below_the_folder_are_swapped_and_others_stay(tmp_path: Path) -> N
     (here / "net").mkdir(parents=True)
     (tmp_path / "hereabouts").mkdir()
     before = dict(os.environ)
-    with source_paths.moved("/client/base", here):
+    with source_paths.map_folder("/client/base", here):
         assert source_paths.path_there(here / "net") == "/client/base/net"
         assert source_paths.path_there(here) == "/client/base"
         assert source_paths.path_there(tmp_path / "hereabouts") == str(tmp_path / "hereabouts")
@@ -419,9 +419,9 @@ def test_paths_below_the_folder_are_swapped_and_others_stay(tmp_path: Path) -> N
         assert source_paths.path_here("/client/base/cache") == "/client/base/cache"  # not carried along
         assert source_paths.path_here("/client/baseline/net") == "/client/baseline/net"
         assert source_paths.path_here("bert") == "bert"
-    with source_paths.moved("/", here):
+    with source_paths.map_folder("/", here):
         assert source_paths.path_there(here / "net") == "/net"
         assert source_paths.path_here("/net") == str(here / "net")
-    with source_paths.moved("", here):
+    with source_paths.map_folder("", here):
         assert source_paths.path_there(here / "net") == str(here / "net")
     assert dict(os.environ) == before

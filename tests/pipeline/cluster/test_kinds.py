@@ -26,7 +26,7 @@ from qcompile.core.files import digest_files
 from qcompile.pipeline.cluster.connection import connect
 from qcompile.pipeline.cluster.executor import ClusterExecutor
 from qcompile.pipeline.recipe.recipe import Recipe
-from qcompile.pipeline.stages.stage import Done, Stage
+from qcompile.pipeline.stages.stage import FinishedStage, Stage
 from qcompile.pipeline.tune import trials
 from qcompile.pipeline.tune.elsewhere import on_executor
 from qcompile.pipeline.tune.tune import tune
@@ -110,7 +110,7 @@ def test_tune_on_workers_finds_what_one_process_finds(
 
     def noted(
         executor: ClusterExecutor, recipe: Recipe, stage: Stage, *more: Any, **named: Any
-    ) -> Done | None:
+    ) -> FinishedStage | None:
         done = do(executor, recipe, stage, *more, **named)
         did.extend([stage.name] if done and done.where in ("sm86", "sm89") else [])
         return done

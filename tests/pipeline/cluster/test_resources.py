@@ -12,15 +12,15 @@ from qcompile.core.processor import isa_here
 from qcompile.errors import EngineUnavailable
 from qcompile.pipeline.cluster.resources import (
     PLENTY,
-    Facts,
+    WorkerFacts,
     isa_announced,
-    place,
+    place_stage,
     resources_here,
     versions_here,
     why_refused,
 )
 from qcompile.pipeline.recipe.recipe import Recipe, parse_recipe
-from qcompile.pipeline.stages.stage import Made, Stage
+from qcompile.pipeline.stages.stage import Stage, StageFile
 from qcompile.version import __version__
 
 RECIPE = b"""
@@ -43,12 +43,12 @@ name = "trt"
 target = "tensorrt"
 [bench]
 """
-MODEL = Made(Path("model.onnx"), "sha256:0")
+MODEL = StageFile(Path("model.onnx"), "sha256:0")
 
 
-def worker(name: str, *has: str, slots: int = 2, **number: float) -> Facts:
+def worker(name: str, *has: str, slots: int = 2, **number: float) -> WorkerFacts:
     resources = {"slots": float(slots), **dict.fromkeys(has, PLENTY), **number}
-    return Facts(name, f"tcp://{name}:1", resources)
+    return WorkerFacts(name, f"tcp://{name}:1", resources)
 
 
 WORKERS = [
@@ -64,7 +64,7 @@ WORKERS = [
 def placed(tmp_path: Path) -> Callable[..., Any]:
     (tmp_path / "net.py").write_text("")
     recipe: Recipe = parse_recipe(RECIPE, tmp_path / "recipe.toml")
-    return lambda stage, workers=WORKERS, home=None: place(recipe, stage, workers, home)
+    return lambda stage, workers=WORKERS, home=None: place_stage(recipe, stage, workers, home)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_machine_announces_its_engines_versions_and_itself() -> None:
     resources = resources_here()
     assert {"onnxruntime", f"{'qcompile'}=={__version__}"} <= resources.keys()
     assert ("export" in resources) == ({"torch", "onnxscript"} <= versions_here().keys())
-    facts = Facts("w", "tcp://w:1", resources)
+    facts = WorkerFacts("w", "tcp://w:1", resources)
     assert facts.value("onnxruntime", "==") == versions_here()["onnxruntime"]
     assert len(facts.value("host", "=")) == 16
     assert isa_announced(facts) == isa_here()
@@ -125,7 +125,7 @@ def test_a_machine_announces_its_engines_versions_and_itself() -> None:
 
 @pytest.mark.parametrize("package", ["qcompile", "onnxruntime"])
 def test_a_worker_of_another_version_is_refused_and_one_without_the_package_is_not(package: str) -> None:
-    facts = Facts("w", "tcp://w:1", {f"{package}==0.0.9": PLENTY})
+    facts = WorkerFacts("w", "tcp://w:1", {f"{package}==0.0.9": PLENTY})
     required = versions_here()[package]
     assert why_refused(facts) == f"worker w (tcp://w:1) has {package} 0.0.9; {required} is required"
-    assert why_refused(Facts("w", "tcp://w:1", {})) == ""
+    assert why_refused(WorkerFacts("w", "tcp://w:1", {})) == ""

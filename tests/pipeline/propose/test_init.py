@@ -12,7 +12,7 @@ import pytest
 
 import qcompile
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.propose.choose import ArtifactChoice, DataFacts, LeftOut, Machine, batch_size
+from qcompile.pipeline.propose.choose import ArtifactChoice, DataFacts, Machine, Omission, batch_size
 from qcompile.pipeline.propose.init import InitResult, init
 from qcompile.pipeline.propose.model_facts import ModelFacts
 from qcompile.spec.tensors import TensorInfo
@@ -287,7 +287,7 @@ def test_learners_are_proposed_for_onnx_runtime_alone() -> None:
     assert {one.target for one in named.recipe.artifact} == {"openvino"}
 
 
-CPU = Machine({"tensorrt": LeftOut("tensorrt", "no GPU")}, emulates_bf16="it has no bf16")
+CPU = Machine({"tensorrt": Omission("tensorrt", "no GPU")}, emulates_bf16="it has no bf16")
 
 
 def names(model: ModelFacts, *, data: str = "", machine: Machine = CPU, **options: object) -> list[str]:
@@ -322,7 +322,7 @@ def test_engines_are_built_for_the_gpu_asked_for_or_here_or_the_usual() -> None:
 
 
 def test_what_is_missing_is_named_with_what_installs_it() -> None:
-    missing = LeftOut("openvino", "is not here", "pip it"), LeftOut("tensorrt", "no GPU")
+    missing = Omission("openvino", "is not here", "pip it"), Omission("tensorrt", "no GPU")
     bare = Machine({item.what: item for item in missing})
     left_out = ArtifactChoice(facts("convolution"), DataFacts(), bare).left_out
     assert {"openvino: is not here; pip it", "tensorrt: no GPU"} <= set(map(str, left_out))

@@ -24,10 +24,10 @@ from qcompile.pipeline.recipe.recipe import Recipe, parse_recipe, read_recipe
 from qcompile.pipeline.recipe.write import portable_text
 from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.stages.graph import key_of
-from qcompile.pipeline.stages.stage import Made, Stage
+from qcompile.pipeline.stages.stage import Stage, StageFile
 from qcompile.pipeline.stages.stages import with_isa
 from qcompile.pipeline.stages.trial_stages import trial_text
-from qcompile.pipeline.tune.trials import TrialAsk, TrialMaker, TrialSetting
+from qcompile.pipeline.tune.trials import TrialMaker, TrialRequest, TrialSetting
 
 WriteRecipe = Callable[..., Path]
 INT4 = artifact("w4", precision="int4", mode="weights", block_size=16)
@@ -235,7 +235,7 @@ def parsed(write_recipe: Callable[..., Path]) -> Callable[..., Recipe]:
 
 def keys(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:
     """The keys of quantization and build, as they are stored."""
-    one, made = recipe.artifact[0], Made(recipe.folder / "residual.onnx", "sha256:0")
+    one, made = recipe.artifact[0], StageFile(recipe.folder / "residual.onnx", "sha256:0")
     files = {"model": made, "ranges": made}
     quantized, built = (
         json.loads(json.dumps(key_of(recipe, Stage(kind=kind, artifact=one.name, files=files))))
@@ -291,4 +291,4 @@ def test_trials_are_for_the_instruction_set_of_their_setting(
     assert json.loads(trial_text(setting))["isa"] == "avx2"
     maker = TrialMaker.__new__(TrialMaker)
     monkeypatch.setattr(maker, "setting", setting, raising=False)
-    assert maker._spec(TrialAsk("int8", "onnxruntime", "int8")).isa == "avx2"
+    assert maker._spec(TrialRequest("int8", "onnxruntime", "int8")).isa == "avx2"

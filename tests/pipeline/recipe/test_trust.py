@@ -16,7 +16,7 @@ from qcompile.bench.results.results import load_results
 from qcompile.errors import ModelError, QCompileError, RecipeError
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe.recipe import make_recipe, read_recipe
-from qcompile.pipeline.recipe.trust import interpreters, needs_trust, trusted
+from qcompile.pipeline.recipe.trust import check_trust, interpreters, needs_trust
 from qcompile.pipeline.run import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and executables of POSIX")
@@ -84,9 +84,9 @@ def test_code_and_places_outside_of_the_folder_are_refused_and_nothing_has_run(
     assert (ran(places), sorted(places[1].rglob("*"))) == ([], before)
     assert not (places[0] / "out").exists()
     assert needs_trust(read_recipe(path))
-    trusted(read_recipe(path), trust=True, output=None)
+    check_trust(read_recipe(path), trust=True, output=None)
     path.write_text(path.read_text().replace("../home/", "./"))  # what lies in the folder needs no trust
-    trusted(read_recipe(path), trust=False, output=None)
+    check_trust(read_recipe(path), trust=False, output=None)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_module_whose_package_lies_in_the_folder_needs_no_trust(
     monkeypatch.syspath_prepend(str(places[0]))
     path = places[0] / "recipe.toml"
     path.write_text(recipe_text(model__source='"strangers_package.models:build"'))
-    trusted(read_recipe(path), trust=False, output=None)  # and nothing of it is imported to know
+    check_trust(read_recipe(path), trust=False, output=None)  # and nothing of it is imported to know
 
 
 @pytest.mark.parametrize("file", ["m.pt2", "m.pt", "m.keras"])
@@ -148,7 +148,7 @@ def test_a_recipe_grants_trust_to_files_of_its_own_folder_alone(
     recipe = make_recipe(said, places[0] / "recipe.toml")
     refused = pytest.raises(RecipeError, match="a file that may hold code")
     with refused if place else contextlib.nullcontext():
-        trusted(recipe, trust=False, output=None)
+        check_trust(recipe, trust=False, output=None)
 
 
 def test_interpreters_are_found_from_the_recipes_folder(places: tuple[Path, Path]) -> None:
@@ -163,10 +163,10 @@ def test_code_that_the_user_typed_needs_no_more_trust(
     path = places[0] / "recipe.toml"
     path.write_text(recipe_text(**OUTSIDE["model.source"], data__evaluation='"../home/code.py:data"'))
     monkeypatch.chdir(places[1])
-    typed = trusted(read_recipe(path), trust=False, output=None, typed=("code.py:build?weights=a:b", ""))
+    typed = check_trust(read_recipe(path), trust=False, output=None, typed=("code.py:build?weights=a:b", ""))
     assert not typed.model.trust
     with pytest.raises(RecipeError):
-        trusted(read_recipe(path), trust=False, output=None, typed=("other.py:build", ""))
+        check_trust(read_recipe(path), trust=False, output=None, typed=("other.py:build", ""))
     with pytest.raises(QCompileError):  # of a function that yields nothing: it ran
         run(path, trust=True)
     assert ran(places) == ["home.ran"]

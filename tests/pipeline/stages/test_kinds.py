@@ -23,13 +23,13 @@ from qcompile.pipeline.recipe.recipe import Recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stages.graph import key_of
 from qcompile.pipeline.stages.stage import (
-    Done,
-    Made,
+    FinishedStage,
     Stage,
+    StageFile,
     built_on,
-    for_every_kind,
-    measured_on,
-    named_artifact,
+    expand_cluster_artifacts,
+    find_artifact,
+    group_by_machine,
 )
 from qcompile.pipeline.stages.store import Store
 
@@ -45,7 +45,7 @@ class OnKinds(Noting):
     def __init__(self, *kinds: str) -> None:
         super().__init__(kinds=kinds)
 
-    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> Done | None:
+    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> FinishedStage | None:
         if stage.kind != "bench" or stage.parts:
             return super().do_here(recipe, stage, store, **options)
         key = key_of(recipe, stage)
@@ -62,20 +62,22 @@ class OnKinds(Noting):
                          folder / key["file"])  # fmt: skip
 
         stored = store.run(stage.name, key, work, again=options["again"])
-        return Done(Made(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done)
+        return FinishedStage(
+            StageFile(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done
+        )
 
 
 def test_an_artifact_for_the_cluster_becomes_one_for_each_kind() -> None:
-    recipe = for_every_kind(recipe_of(FLOAT, ENGINE), KINDS[:2])
+    recipe = expand_cluster_artifacts(recipe_of(FLOAT, ENGINE), KINDS[:2])
     assert [(one.name, one.gpus) for one in recipe.artifact] == [
         ("float", ()), ("engine-sm86", ("sm86",)), ("engine-sm89", ("sm89",)),
     ]  # fmt: skip
-    assert for_every_kind(recipe, KINDS) is recipe
+    assert expand_cluster_artifacts(recipe, KINDS) is recipe
     written = recipe_of(FLOAT, ENGINE)  # a worker knows no kinds
     for one in recipe.artifact:
-        assert named_artifact(written, one.name) == one
+        assert find_artifact(written, one.name) == one
     with pytest.raises(KeyError):
-        named_artifact(written, "other-sm86")
+        find_artifact(written, "other-sm86")
 
 
 @pytest.mark.parametrize(
@@ -90,11 +92,13 @@ def test_what_cannot_be_expanded_is_refused(
     artifacts: list[dict[str, object]], sections: dict[str, object], says: str
 ) -> None:
     with pytest.raises(RecipeError, match=says):
-        for_every_kind(recipe_of(*artifacts, **sections), KINDS)
+        expand_cluster_artifacts(recipe_of(*artifacts, **sections), KINDS)
 
 
 def test_tensorrt_is_built_where_that_gpu_is_and_rtx_anywhere() -> None:
-    recipe = for_every_kind(recipe_of(ENGINE, {**ENGINE, "name": "trt", "target": "tensorrt"}), ["sm90"])
+    recipe = expand_cluster_artifacts(
+        recipe_of(ENGINE, {**ENGINE, "name": "trt", "target": "tensorrt"}), ["sm90"]
+    )
     assert {one.name: built_on(one) for one in recipe.artifact} == {"engine-sm90": "", "trt-sm90": "sm90"}
 
 
@@ -123,7 +127,7 @@ def test_every_artifact_is_measured_once_for_each_kind_that_it_is_for(
     built_for: dict[str, list[str]], kinds: list[str], device: list[str]
 ) -> None:
     artifacts = [{**FLOAT, "name": name} for name in "abcdef"]
-    groups = measured_on(recipe_of(*artifacts, bench={"devices": device}), built_for, kinds)
+    groups = group_by_machine(recipe_of(*artifacts, bench={"devices": device}), built_for, kinds)
     on_gpu = bool(kinds) and device in (["cuda"], ["all"])
     for name, gpus in built_for.items():
         there = [kind for kind in kinds if kind in gpus]

@@ -24,7 +24,7 @@ from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompil
 from qcompile.model.graph.graph import weighted_nodes
 from qcompile.model.graph.onnx_file import read_graph
 from qcompile.pipeline.tune import trials
-from qcompile.pipeline.tune.trials import by_layer, compare_times
+from qcompile.pipeline.tune.trials import by_layer, slower_in_int8
 from qcompile.pipeline.tune.tune import tune
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -212,9 +212,9 @@ def test_mixes_that_the_runtime_does_not_execute_are_passed_over(
 
 
 def test_a_mix_is_made_once(tmp_path: Path) -> None:
-    asks: list[trials.TrialAsk] = []
+    asks: list[trials.TrialRequest] = []
 
-    def make(ask: trials.TrialAsk, folder: Path, _: object) -> trials.Score:
+    def make(ask: trials.TrialRequest, folder: Path, _: object) -> trials.Score:
         asks.append(ask)
         (folder / ask.file).write_bytes(b"artifact")
         return trials.Score(0.9, 0.1, 0.0, 0.2)
@@ -230,7 +230,7 @@ def test_times_of_kernels_become_layers_that_lose() -> None:
     layers = ["conv1", "conv10", "fc"]
     kernels = {"conv1_kernel": 1.0, "conv1_reorder": 0.5, "conv10": 4.0, "fc/MatMul": 2.0, "softmax": 9.0}
     assert by_layer(kernels, layers) == {"conv1": 1.5, "conv10": 4.0, "fc": 2.0}
-    assert compare_times({"a": 3, "b": 2, "c": 9}, {"a": 2, "b": 2.5, "c": 1, "d": 1}) == ["c", "a"]
+    assert slower_in_int8({"a": 3, "b": 2, "c": 9}, {"a": 2, "b": 2.5, "c": 1, "d": 1}) == ["c", "a"]
 
 
 @pytest.mark.parametrize("metric", ["mse", "f1", "own"])

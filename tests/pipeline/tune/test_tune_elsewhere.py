@@ -16,9 +16,9 @@ from qcompile.core.progress import silent
 from qcompile.errors import DataError, InvalidOption, QCompileError
 from qcompile.pipeline.stages.stage import Stage
 from qcompile.pipeline.stages.store import Store
-from qcompile.pipeline.stages.trial_stages import ask_of, trial_text
+from qcompile.pipeline.stages.trial_stages import trial_request, trial_text
 from qcompile.pipeline.tune.elsewhere import StageTrials, on_executor
-from qcompile.pipeline.tune.trials import Score, TrialAsk, TrialSetting, rank_part
+from qcompile.pipeline.tune.trials import Score, TrialRequest, TrialSetting, rank_part
 from qcompile.pipeline.tune.tune import TuneResult, tune
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -71,9 +71,9 @@ def test_parts_of_a_ranking_are_the_whole(make: Callable[..., Case], timed: Call
 
 
 def test_an_ask_is_read_as_it_was_sent() -> None:
-    ask = TrialAsk("a-mix1", "openvino", "int8", frozenset({"b", "a"}), "bf16")
+    ask = TrialRequest("a-mix1", "openvino", "int8", frozenset({"b", "a"}), "bf16")
     setting = TrialSetting(Path("m.onnx"), Path("m.ranges"), "d.npz", "auto")
-    assert ask_of(Stage(kind="trial", trial=trial_text(setting, ask))) == ask
+    assert trial_request(Stage(kind="trial", trial=trial_text(setting, ask))) == ask
 
 
 def test_a_folder_that_another_tuning_holds_is_refused(
@@ -95,7 +95,7 @@ def test_a_trial_that_fails_elsewhere_is_a_note_and_one_that_is_lost_an_error(
     class Failing(StageTrials):
         error: QCompileError = DataError("outputs are NaN")
 
-        def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
+        def make(self, ask: TrialRequest) -> tuple[Score, list[Path]]:
             if ask.precision == "int8":
                 raise self.error
             return super().make(ask)

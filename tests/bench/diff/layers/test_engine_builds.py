@@ -20,7 +20,7 @@ from simulated_cuda import install as install_gpu
 from tensorrt_simulation import make_adapter
 
 import qcompile
-from qcompile.bench.diff.layers.compare import layer_diff, observable
+from qcompile.bench.diff.layers.compare import engine_pairs, layer_diff
 from qcompile.bench.diff.layers.pairing import pair_tensors
 from qcompile.bench.diff.layers.rebuild import EngineSource, Rebuilder
 from qcompile.bench.diff.layers.sides import Side
@@ -73,7 +73,7 @@ def test_rtx_builds_every_part_and_the_whole_with_debug_tensors(built: Built, tm
         side = Side(built.engine, "tensorrt-rtx", built.precision, None, manifest.io)
         rebuilder = Rebuilder(source, side, tmp_path, lambda *_: None)
         graph = onnx.load(source.graph)
-        pairs = observable(pair_tensors(onnx.load(built.model), graph), graph).pairs
+        pairs = engine_pairs(pair_tensors(onnx.load(built.model), graph), graph).pairs
         assert len(pairs) >= 5
         for pair in pairs:
             part, outputs = rebuilder.part([pair.artifact])
@@ -103,7 +103,7 @@ def test_the_fault_is_found_with_few_builds_of_the_real_builder(
     with engine_graph(built.engine, built.given) as (lowered, spec):
         source = source_of(built, lowered, spec)
         graph = onnx.load(source.graph)
-        pairs = observable(pair_tensors(onnx.load(built.model), graph), graph).pairs
+        pairs = engine_pairs(pair_tensors(onnx.load(built.model), graph), graph).pairs
         wrong = next(pair.artifact for pair in pairs if pair.reference == tensor or pair.artifact == tensor)
         gpu = install_gpu(monkeypatch)
         builder = FaultyBuilder(

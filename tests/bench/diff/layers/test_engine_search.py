@@ -171,7 +171,7 @@ def test_what_was_found_how_surely_and_what_is_not_known(
     fault: Fault, options: dict[str, Any], found: Any, builds: int | None, confirmed: bool, said: str,
 ) -> None:  # fmt: skip
     if options.pop("marked", False):
-        monkeypatch.setattr(rebuild, "marks_unfused", lambda _: False)
+        monkeypatch.setattr(rebuild, "can_mark_unfused_tensors", lambda _: False)
     seed = 1 if layers == 40 else 0
     steps: list[tuple[Any, ...]] = []
     model = random_network(layers, seed) if layers else tiny("residual")

@@ -20,10 +20,10 @@ from onnx.reference import ReferenceEvaluator
 from written_models import one_node, outputs_of
 
 import qcompile
-from qcompile.bench.diff.layers.compare import observable
+from qcompile.bench.diff.layers.compare import engine_pairs
 from qcompile.bench.diff.layers.pairing import Pairs, pair_outputs, pair_tensors
 from qcompile.bench.diff.layers.sides import Form, Forms
-from qcompile.model.graph.graph_edits import cut
+from qcompile.model.graph.graph_edits import extract_tensors
 from qcompile.model.outputs.judgement import ErrorSums, output_error
 
 
@@ -214,7 +214,7 @@ def test_a_part_computes_its_tensors_as_the_whole_does() -> None:
     for number in range(0, 19, 3):
         part = random_network(20, 3)
         names = [f"t{number}", "t2"] if number != 2 else ["t2"]
-        assert cut(part, names) == {name: name for name in names}
+        assert extract_tensors(part, names) == {name: name for name in names}
         assert len(part.graph.node) <= max(number, 2) + 1
         onnx.checker.check_model(part)
         for name, array in zip(names, outputs_of(part, feeds), strict=True):
@@ -231,7 +231,7 @@ def test_inputs_and_weights_that_a_part_does_not_need_are_gone() -> None:
         y = Mul (left, right)
     }"""
     )
-    cut(model, ["left"])
+    extract_tensors(model, ["left"])
     assert [value.name for value in model.graph.input] == ["a"]
     assert [tensor.name for tensor in model.graph.initializer] == ["u"]
     assert [value.name for value in model.graph.output] == ["left"]
@@ -249,7 +249,7 @@ def test_what_a_subgraph_reads_from_outside_stays() -> None:
         y = Neg (chosen)
     }"""
     )
-    cut(model, ["chosen"])
+    extract_tensors(model, ["chosen"])
     assert [node.op_type for node in model.graph.node] == ["Neg", "If"]
     feeds = {"x": np.full((2, 4), -2.0, np.float32), "c": np.array(False)}
     onnx.checker.check_model(model)
@@ -265,7 +265,7 @@ def test_types_that_numpy_lacks_are_widened() -> None:
         y = Cast <to = 1> (double)
     }"""
     )
-    assert cut(model, ["double"]) == {"double": "double/read"}
+    assert extract_tensors(model, ["double"]) == {"double": "double/read"}
     (value,) = model.graph.output
     assert value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     onnx.checker.check_model(model)
@@ -283,7 +283,7 @@ def test_integers_are_read_behind_their_dequantize_linear(tiny: MakeModel) -> No
     graph.node[-1].input[0] = "dq"
     pairs = pair_tensors(tiny("mlp"), model)
     assert "q" in [pair.artifact for pair in pairs.pairs]
-    seen = observable(pairs, model)
+    seen = engine_pairs(pairs, model)
     assert [(pair.reference, pair.artifact) for pair in seen.pairs if pair.reference == "r1"] == [
         ("r1", "dq")
     ]

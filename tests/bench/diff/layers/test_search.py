@@ -16,7 +16,7 @@ from layer_faults import perturbed
 import qcompile
 from qcompile.bench.diff.layers.compare import layer_diff
 from qcompile.bench.diff.layers.outcome import LayerDiff
-from qcompile.bench.diff.layers.search import Search, packed
+from qcompile.bench.diff.layers.search import Search, pack_groups
 from qcompile.model.graph.graph import producers, weighted_nodes
 
 CAP, THRESHOLD = 30.0, 15.0
@@ -122,7 +122,7 @@ def test_groups_hold_everything_once_and_fit(costs: list[int], most: int, budget
     def fits(chosen: list[int]) -> bool:
         return sum(costs[index] for index in chosen) <= budget
 
-    groups = packed(range(len(costs)), fits, most)
+    groups = pack_groups(range(len(costs)), fits, most)
     assert [index for group in groups for index in group] == list(range(len(costs)))
     assert all(len(group) == 1 or (fits(group) and len(group) <= most) for group in groups)
 

@@ -19,8 +19,8 @@ from written_models import model_of, normal, outputs_of, stored
 
 import qcompile
 from qcompile.compiler.check import OnnxReference
-from qcompile.compiler.quantize.activations import Rows, observe_rows
-from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
+from qcompile.compiler.quantize.activations import ChannelRows, observe_rows
+from qcompile.compiler.quantize.balance.equalize import equalizable_tensors, equalize
 from qcompile.compiler.quantize.balance.smooth import (
     ALPHAS,
     best_factors,
@@ -164,7 +164,7 @@ def test_the_factor_is_the_root_of_activations_by_weights(
     weights: tuple[list[float], ...], largest: list[float], expected: tuple[list[float], ...]
 ) -> None:
     model = pointwise(*weights)
-    assert equalizable(Graph(model, MODEL)) == {"r": 1}
+    assert equalizable_tensors(Graph(model, MODEL)) == {"r": 1}
     equalize(Graph(model, MODEL), {"r": np.array(largest, np.float32)})
     assert tuple(stored(model)[name].ravel().tolist() for name in ("w1", "w2")) == expected
 
@@ -195,7 +195,7 @@ def test_what_does_not_commute_with_factors_keeps_layers_apart(between: str) -> 
     model = pointwise([8.0, 0.5], [0.5, 8.0], between)
     store_constants(model.graph)  # which alone changes the file
     before = model.SerializeToString()
-    assert not equalizable(Graph(model, MODEL))
+    assert not equalizable_tensors(Graph(model, MODEL))
     assert model.SerializeToString() == before
 
 
@@ -213,17 +213,17 @@ def test_values_that_are_read_elsewhere_keep_layers_apart(text: str) -> None:
     kernel, w = uneven(np.random.default_rng(0), 2, 2, 1, 1), np.diag([8.0, 0.5, 1.0]).astype(np.float32)
     weights = {"k": kernel, "v": kernel[::-1].copy(), "w": w, "u": w[::-1].copy()}
     named = {name: array for name, array in weights.items() if f" {name})" in text}
-    assert not equalizable(Graph(model_of(text, **named), MODEL))
+    assert not equalizable_tensors(Graph(model_of(text, **named), MODEL))
 
 
 OUTLIER = np.array([1, 1, 300, 1, 1, 40, 1, 1], np.float32)
 
 
-def rows_of(model: onnx.ModelProto, x: Floats) -> dict[str, Rows]:
+def rows_of(model: onnx.ModelProto, x: Floats) -> dict[str, ChannelRows]:
     """What the smoothable tensors hold on one input."""
     names = sorted(smoothable(Graph(model, MODEL)))
     found = [array.reshape(-1, array.shape[-1]) for array in outputs_of(model, x, *names)] if names else []
-    return {n: Rows(a.min(axis=0), a.max(axis=0), a) for n, a in zip(names, found, strict=True)}
+    return {n: ChannelRows(a.min(axis=0), a.max(axis=0), a) for n, a in zip(names, found, strict=True)}
 
 
 NORM = "n = LayerNormalization(x, gain, bias)"
@@ -342,7 +342,7 @@ def test_the_strength_is_that_of_a_search_by_hand(seed: int) -> None:
     for alpha in ALPHAS:
         s = smoothing_factors(np.abs(x).max(axis=0).astype(float), np.abs(w).max(axis=1).astype(float), alpha)
         errors[alpha] = int8_error(x, w, s)
-    rows = Rows(x.min(axis=0), x.max(axis=0), x)
+    rows = ChannelRows(x.min(axis=0), x.max(axis=0), x)
     alpha, _, gain_db = best_factors(rows, [w], symmetric=False)
     assert alpha == min(errors, key=errors.__getitem__)
     assert gain_db == pytest.approx(10 * np.log10(errors[0.0] / errors[alpha]), abs=0.05)

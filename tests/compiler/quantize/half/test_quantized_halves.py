@@ -22,7 +22,7 @@ from written_models import model_of, outputs_of
 import qcompile
 from qcompile.compiler.quantize.half.casts import Half, in_float32
 from qcompile.compiler.quantize.half.precision import to_half
-from qcompile.compiler.quantize.int8.placement import plan, scaled_tensors
+from qcompile.compiler.quantize.int8.placement import place_nodes, scaled_tensors
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.model.graph.graph import count_weighted, infer_types, model_io, opset, producers
@@ -66,7 +66,7 @@ def sample(model: onnx.ModelProto) -> NDArray[np.float32]:
 def int8(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model quantized for TensorRT, with the ranges of its sample."""
     ready = prepare_graph(model)
-    placement = plan(ready, "tensorrt", chosen=["*"])
+    placement = place_nodes(ready, "tensorrt", chosen=["*"])
     stored = {tensor.name for tensor in ready.graph.initializer}
     names = sorted(scaled_tensors(ready, placement) - stored)
     arrays = run(ready, sample(model), *names)

@@ -18,7 +18,7 @@ from written_models import model_of, normal, outputs_of, stored
 import qcompile
 from qcompile.compiler.quantize.int8 import static as static_int8
 from qcompile.compiler.quantize.int8.corrections import correct_biases
-from qcompile.compiler.quantize.int8.placement import plan
+from qcompile.compiler.quantize.int8.placement import place_nodes
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.data.batches import Data
@@ -47,7 +47,7 @@ class Case:
         }
         # Clipped, so that activations bring an error of their own.
         ranges["x"] = (0.5 * float(x.min()), 0.5 * float(x.max()))
-        self.quantized = quantize_static(ready, plan(ready, target), ranges)
+        self.quantized = quantize_static(ready, place_nodes(ready, target), ranges)
 
     def corrected(self, limit: int | None = None) -> tuple[onnx.ModelProto, int]:
         data = Data(self.spec, model_io(self.model).inputs, batch_size=8, limit=limit)

@@ -13,7 +13,7 @@ from written_models import model_of
 
 import qcompile
 from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
-from qcompile.compiler.quantize.int8.placement import plan
+from qcompile.compiler.quantize.int8.placement import place_nodes
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import CalibrationError, InvalidOption
 from qcompile.model.graph.onnx_file import read_weightless
@@ -78,15 +78,15 @@ def residual(tiny: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
 def test_a_target_quantizes_what_computes_and_what_it_keeps_in_integers_between(
     residual: onnx.ModelProto,
 ) -> None:
-    assert plan(residual, "tensorrt").nodes == ("conv1", "conv2", "add", "gemm")  # the residual's Add
-    assert plan(read(ADDS), "tensorrt").nodes == ("conv", "closing")  # no other
-    placement = plan(residual, "onnxruntime")
+    assert place_nodes(residual, "tensorrt").nodes == ("conv1", "conv2", "add", "gemm")  # the residual's Add
+    assert place_nodes(read(ADDS), "tensorrt").nodes == ("conv", "closing")  # no other
+    placement = place_nodes(residual, "onnxruntime")
     assert placement.nodes == tuple(node.name for node in residual.graph.node)
     assert placement.left_in_float == {}
     with pytest.raises(InvalidOption, match="'tpu' is unknown; known are onnxruntime, openvino, tensorrt"):
-        plan(residual, "tpu")  # type: ignore[arg-type]
+        place_nodes(residual, "tpu")  # type: ignore[arg-type]
     residual.graph.node[0].domain = "com.example"
-    assert "conv1" not in plan(residual, "onnxruntime").nodes
+    assert "conv1" not in place_nodes(residual, "onnxruntime").nodes
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_target_quantizes_what_computes_and_what_it_keeps_in_integers_between(
 def test_what_computes_is_planned_or_left_in_float_with_the_reason(
     text: str, target: GraphTarget, planned: set[str], left: set[str]
 ) -> None:
-    placement = plan(read(text), target)
+    placement = place_nodes(read(text), target)
     assert planned <= set(placement.nodes)
     assert placement.left_in_float.keys() == left
     assert all(placement.left_in_float.values())
@@ -134,7 +134,7 @@ def test_names_globs_and_types_exclude_nodes_and_are_the_reason(
 ) -> None:
     if pattern.startswith("/"):  # paths of modules
         residual.graph.node[0].name, residual.graph.node[2].name = "/head/0/Conv", "/Head/1/Conv"
-    placement = plan(residual, "tensorrt", exclude=[pattern])
+    placement = place_nodes(residual, "tensorrt", exclude=[pattern])
     assert placement.left_in_float == dict.fromkeys(gone, f"excluded by {pattern!r}")
     assert not gone & set(placement.nodes)
 
@@ -142,7 +142,7 @@ def test_names_globs_and_types_exclude_nodes_and_are_the_reason(
 def test_a_pattern_that_matches_nothing_is_an_error(residual: onnx.ModelProto) -> None:
     for pattern in ("conv9", "Convolution", "/head/*"):
         with pytest.raises(InvalidOption, match="no node of that name, glob or operator type") as caught:
-            plan(residual, "onnxruntime", exclude=["Gemm", pattern])
+            place_nodes(residual, "onnxruntime", exclude=["Gemm", pattern])
         assert repr(pattern) in caught.value.message
         assert caught.value.data["option"] == "exclude"
 
@@ -164,11 +164,11 @@ def test_what_lies_between_is_quantized_where_integer_kernels_made_all_that_it_r
 ) -> None:
     model = model_of(BRANCHES)
     between = ("both", "pool", "joined") if target == "onnxruntime" else ()  # nobody needs its integers
-    assert plan(prepare_graph(model), target).nodes == ("left", "right", *between)
+    assert place_nodes(prepare_graph(model), target).nodes == ("left", "right", *between)
     model.graph.node.append(onnx.helper.make_node("Conv", ["e", "v"], ["last"], "behind it"))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 4, 1, 1), "f4"), "v"))
     more = ("left", "right", "both", "pool", "joined", "behind it")
-    assert plan(prepare_graph(model), target).nodes == more
+    assert place_nodes(prepare_graph(model), target).nodes == more
 
 
 @pytest.mark.parametrize("activation", ["Relu", "Clip"])
@@ -176,21 +176,21 @@ def test_an_activation_stays_in_float_where_what_it_reads_is_read_elsewhere(acti
     """The runtime folds it into the convolution, whose own value would be gone for the other reader."""
     model = read(f"""(float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z) <float[2,2,1,1] w>
         {{ [first] a = Conv(x, w) [act] b = {activation}(a) [second] y = Conv(b, w) [other] z = Exp(a) }}""")
-    assert plan(model, "onnxruntime").nodes == ("first", "second")
+    assert place_nodes(model, "onnxruntime").nodes == ("first", "second")
     del model.graph.node[-1], model.graph.output[-1]
-    assert plan(model, "onnxruntime").nodes == ("first", "act", "second")
+    assert place_nodes(model, "onnxruntime").nodes == ("first", "act", "second")
 
 
 def test_only_restricts_what_computes_and_says_so() -> None:
     model = prepare_graph(model_of(BRANCHES))
-    placement = plan(model, "onnxruntime", only=["left"])
+    placement = place_nodes(model, "onnxruntime", only=["left"])
     assert placement.nodes == ("left",)
     assert placement.left_in_float == {"right": "not among 'left'"}
-    assert plan(model, "onnxruntime", only=["Conv"], exclude=["left"]).left_in_float == {
+    assert place_nodes(model, "onnxruntime", only=["Conv"], exclude=["left"]).left_in_float == {
         "left": "excluded by 'left'"
     }
     with pytest.raises(InvalidOption, match="`only` 'nothing'"):
-        plan(model, "onnxruntime", only=["nothing"])
+        place_nodes(model, "onnxruntime", only=["nothing"])
 
 
 @pytest.mark.parametrize("target", GRAPH_TARGETS)
@@ -198,8 +198,8 @@ def test_a_large_table_is_quantized_for_runtimes_that_gather_integers(target: Gr
     model = model_of("""(int64[n] ids) => (float[n,4] y) <float[4,4] w, float[20000,4] table>
         { [words] a = Gather(table, ids) [few] b = Gather(w, ids) c = Add(a, b) [fc] y = MatMul(c, w) }""")
     expected = () if target == "tensorrt" else ("words",)
-    assert plan(model, target).tables == expected
-    assert plan(model, target, exclude=["words"]).tables == ()
+    assert place_nodes(model, target).tables == expected
+    assert place_nodes(model, target, exclude=["words"]).tables == ()
 
 
 MakePath = Callable[..., Path]

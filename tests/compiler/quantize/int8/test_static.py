@@ -19,7 +19,7 @@ from written_models import model_of, normal, outputs_of
 import qcompile
 from qcompile.calibration import load_ranges
 from qcompile.compiler.quantize.int8.pair_limits import PairLimits, pair_limits, product_limits
-from qcompile.compiler.quantize.int8.placement import plan
+from qcompile.compiler.quantize.int8.placement import place_nodes
 from qcompile.compiler.quantize.int8.static import activation_limits, quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.weights.rounding import gptq
@@ -61,7 +61,7 @@ class Graph:
 def quantized(model: onnx.ModelProto, target: GraphTarget, ranges: Limits = RANGES) -> Graph:
     """Prepare, plan and quantize a model."""
     ready = prepare_graph(model)
-    return Graph(quantize_static(ready, plan(ready, target), ranges))
+    return Graph(quantize_static(ready, place_nodes(ready, target), ranges))
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_openvino_takes_what_is_clipped_on_both_sides_for_uneven_too(tmp_path: P
     qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "r", method="minmax")
     ready = prepare_graph(model)
     ranges = load_ranges(tmp_path / "r")
-    low, high = activation_limits(ready, plan(ready, "openvino"), ranges, None)["c"]
+    low, high = activation_limits(ready, place_nodes(ready, "openvino"), ranges, None)["c"]
     assert low == -5
     assert high > 5
     assert high == pytest.approx(5, rel=1e-5)
@@ -282,7 +282,7 @@ def test_nothing_holds_the_quantized_model_but_who_has_it(
     """A class that knew the stored tensors did, until garbage was collected: half a gigabyte of BERT-base."""
     ready = prepare_graph(tiny("residual"))
     names = ["x", *(name for node in ready.graph.node for name in node.output)]
-    placement = plan(ready, "onnxruntime")
+    placement = place_nodes(ready, "onnxruntime")
     gc.collect()
     gc.disable()
     try:

@@ -13,7 +13,7 @@ from mode_models import static
 from onnx import numpy_helper
 from written_models import model_of, normal
 
-from qcompile.compiler.quantize.int8.placement import Placement, plan
+from qcompile.compiler.quantize.int8.placement import Placement, place_nodes
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.int8.tensorrt import share_scales
 from qcompile.compiler.quantize.prepare import prepare_graph
@@ -134,7 +134,7 @@ def scales_of(
     ready = prepare_graph(network(model) if isinstance(model, str) else model)
     ranges = {name: (-127.0, 127.0) for node in ready.graph.node for name in (*node.input, *node.output)}
     ranges |= {name: (-limit * 127, limit * 127) for name, limit in (amax or {}).items()}
-    placement = plan(ready, "tensorrt", **options)
+    placement = place_nodes(ready, "tensorrt", **options)
     share_scales(ready.graph, placement.nodes, ranges)
     graph = quantize_static(ready, placement, ranges).graph
     made_by, stored = producers(graph), {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -192,7 +192,7 @@ def test_what_a_subgraph_reads_or_the_model_returns_is_read_elsewhere() -> None:
 def test_other_targets_fuse_nothing() -> None:
     ready = prepare_graph(network(CASES["an activation behind the convolution"][0]))
     for target in ("onnxruntime", "openvino"):
-        placement = plan(ready, target)  # type: ignore[arg-type]
+        placement = place_nodes(ready, target)  # type: ignore[arg-type]
         assert placement.fused == {}
         assert "s" in placement.nodes
 
@@ -277,7 +277,7 @@ def with_product(body: str, inputs: str, output: str, **weights: tuple[int, ...]
 
 def placed(*arguments: str, float8: bool = False, **weights: tuple[int, ...]) -> Placement:
     """The plan for a graph of `with_product`."""
-    return plan(with_product(*arguments, **weights), "tensorrt", float8=float8)
+    return place_nodes(with_product(*arguments, **weights), "tensorrt", float8=float8)
 
 
 @pytest.mark.parametrize(
@@ -371,11 +371,14 @@ def test_other_attention_stays_in_float_in_both_products(
 
 def test_what_a_user_names_or_nothing_else_would_be_is_quantized_anyway(tmp_path: Path) -> None:
     model = with_product("c = MatMul(x, w)", "float[n,16] x", "float[n,10] c", w=(16, 10))
-    assert plan(model, "tensorrt").nodes == ("large",)
-    assert plan(model, "tensorrt", only=["MatMul"]).nodes == ("c", "large")
-    assert plan(model, "tensorrt", chosen=["c"]).nodes == ("c", "large")
-    assert plan(model, "onnxruntime").nodes == ("c", "large")
-    small, why = plan(model, "tensorrt", exclude=["large"]), "its n of 10 are below the 16 of INT8 kernels"
+    assert place_nodes(model, "tensorrt").nodes == ("large",)
+    assert place_nodes(model, "tensorrt", only=["MatMul"]).nodes == ("c", "large")
+    assert place_nodes(model, "tensorrt", chosen=["c"]).nodes == ("c", "large")
+    assert place_nodes(model, "onnxruntime").nodes == ("c", "large")
+    small, why = (
+        place_nodes(model, "tensorrt", exclude=["large"]),
+        "its n of 10 are below the 16 of INT8 kernels",
+    )
     assert small.nodes == ("c",)
     assert small.warnings == (
         f"TensorRT has no good kernel for any layer, and all are quantized; node 'c': {why}",

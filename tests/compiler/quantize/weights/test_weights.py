@@ -20,7 +20,7 @@ from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.compiler.quantize.weights.hessians import collect_hessians, hessian_key
 from qcompile.compiler.quantize.weights.rewrite import quantize_weights
-from qcompile.compiler.quantize.weights.rounding import Rounded, gptq, round_to_nearest
+from qcompile.compiler.quantize.weights.rounding import RoundedWeight, gptq, round_to_nearest
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
 from qcompile.model.graph.graph import model_io
@@ -29,7 +29,7 @@ from qcompile.model.graph.onnx_file import copy_model, read_graph, save_onnx
 Floats = NDArray[np.float32]
 
 
-def values_of(rounded: Rounded) -> Floats:
+def values_of(rounded: RoundedWeight) -> Floats:
     """What the integers stand for, [N, K]."""
     scales, zeros = (
         np.repeat(values, rounded.block_size, axis=1)[:, : rounded.codes.shape[1]]
@@ -72,7 +72,7 @@ def test_without_search_it_is_round_to_nearest_by_hand(
     np.testing.assert_array_equal(values_of(found), values)
 
 
-def error(weight: Floats, found: Rounded) -> float:
+def error(weight: Floats, found: RoundedWeight) -> float:
     return float(((weight - values_of(found)).astype(np.float64) ** 2).sum())
 
 

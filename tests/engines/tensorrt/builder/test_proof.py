@@ -20,9 +20,9 @@ from qcompile.core.artifact import Check, load_artifact
 from qcompile.engines.tensorrt.builder.inspector import (
     UNREPORTED,
     Inspection,
-    members,
+    parse_members,
+    parse_precision,
     read_layers,
-    spelled_precision,
 )
 from qcompile.engines.tensorrt.builder.network import ComputeLayer, judge
 from qcompile.errors import BuildError, IntentNotReached
@@ -280,7 +280,7 @@ def test_an_answer_that_is_cut_off_is_never_half_read(data: st.DataObject) -> No
 )
 def test_types_are_read_as_trex_lists_them(precision: str, spelled: object) -> None:
     # trex/activations.py, `_regionFormatDict`: a sentence, or a word in a block of the second compiler.
-    assert spelled_precision(spelled) == precision
+    assert parse_precision(spelled) == precision
 
 
 def test_the_layers_of_a_profile_are_those_with_its_number() -> None:
@@ -319,5 +319,5 @@ def test_a_layer_that_the_parser_numbered_is_found_by_its_node() -> None:
     ],
 )
 def test_names_are_compared_whole(name: str, member: str, stranger: str) -> None:
-    assert not members(name).has(stranger)
-    assert members(name).has(member)
+    assert not parse_members(name).has(stranger)
+    assert parse_members(name).has(member)

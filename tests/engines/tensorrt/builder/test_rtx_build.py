@@ -23,7 +23,7 @@ from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter
 from qcompile.engines.tensorrt.builder import builder
-from qcompile.engines.tensorrt.builder.builder import interrupt_deferred
+from qcompile.engines.tensorrt.builder.builder import defer_interrupts
 from qcompile.engines.tensorrt.builder.network import mark_debug_tensors
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
 from qcompile.spec.artifacts import BuildSpec
@@ -296,7 +296,7 @@ def test_ctrl_c_ends_a_build_without_progress_monitor_after_it(tiny_file: MakeFi
 
 def test_a_ctrl_c_that_was_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interrupt_deferred():
+    with defer_interrupts():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
@@ -304,7 +304,7 @@ def test_a_thread_that_gets_no_signals_defers_none() -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def work() -> bool:
-        with interrupt_deferred() as raise_if_pressed:
+        with defer_interrupts() as raise_if_pressed:
             raise_if_pressed()
             return signal.getsignal(signal.SIGINT) is before
 

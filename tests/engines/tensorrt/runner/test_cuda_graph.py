@@ -14,7 +14,7 @@ from simulated_cuda import SimulatedGpu
 from tensorrt_simulation import InterfaceArray, Simulation, assert_negates, failing, simulate, values
 
 from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX
-from qcompile.engines.tensorrt.runner.runner import GRAPHS_KEPT
+from qcompile.engines.tensorrt.runner.runner import MAX_GRAPHS
 from qcompile.errors import EngineUnavailable, ModelError
 
 GRAPH = {"cuda_graph": True}
@@ -50,13 +50,13 @@ def test_nothing_is_collected_while_a_stream_is_captured(newest: Simulation) -> 
 
 def test_the_graphs_of_the_last_shapes_are_kept(newest: Simulation) -> None:
     with newest.open("negate", runner=GRAPH) as runner:
-        assert_negates(runner, *[*range(1, GRAPHS_KEPT + 1)] * 3)
-        assert newest.gpu.made["executable graph"] == GRAPHS_KEPT
-        assert_negates(runner, 8, GRAPHS_KEPT)  # 8 in place of the one of 1 row
-        assert newest.gpu.made["executable graph"] == GRAPHS_KEPT + 1
+        assert_negates(runner, *[*range(1, MAX_GRAPHS + 1)] * 3)
+        assert newest.gpu.made["executable graph"] == MAX_GRAPHS
+        assert_negates(runner, 8, MAX_GRAPHS)  # 8 in place of the one of 1 row
+        assert newest.gpu.made["executable graph"] == MAX_GRAPHS + 1
         assert_negates(runner, 1)
-        assert newest.gpu.made["executable graph"] == GRAPHS_KEPT + 2
-        assert newest.gpu.live["executable graph"] == newest.gpu.live["execution context"] == GRAPHS_KEPT
+        assert newest.gpu.made["executable graph"] == MAX_GRAPHS + 2
+        assert newest.gpu.live["executable graph"] == newest.gpu.live["execution context"] == MAX_GRAPHS
 
 
 def test_before_8_6_there_is_one_context_and_one_graph(oldest: Simulation) -> None:

@@ -22,11 +22,11 @@ from qcompile import build, calibrate, quantize, simplify
 from qcompile.compiler.export import export
 from qcompile.core.artifact import load_artifact
 from qcompile.core.progress import quiet
-from qcompile.data.images import as_input
+from qcompile.data.images import to_input_array
 from qcompile.data.processors import load_processor
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.graph.graph import model_io
-from qcompile.model.graph.source_paths import moved
+from qcompile.model.graph.source_paths import map_folder
 from qcompile.model.sessions.random_input import random_feeds
 from qcompile.model.sources.example import shapes_at, traced_extents
 from qcompile.model.sources.load import describe_named, find_preprocessing, load_torch
@@ -79,7 +79,9 @@ TORCHVISION = "resnet50 vit_b_16 efficientnet_b0 inception_v3"
 def test_images_are_prepared_as_by_the_package(spec: str, first: str) -> None:
     preprocessing, theirs = said_of(spec), transform_of(spec)
     for size in SIZES:
-        np.testing.assert_array_equal(as_input(picture(*size), preprocessing), theirs(picture(*size)).numpy())
+        np.testing.assert_array_equal(
+            to_input_array(picture(*size), preprocessing), theirs(picture(*size)).numpy()
+        )
     assert preprocessing.classes[0] == first
 
 
@@ -114,7 +116,7 @@ def test_transformers(
     assert isinstance(said, ImagePreprocessing)
     for size in SIZES:
         expected = theirs(picture(*size), return_tensors="np")["pixel_values"][0]
-        np.testing.assert_allclose(as_input(picture(*size), said), expected, atol=2e-6)
+        np.testing.assert_allclose(to_input_array(picture(*size), said), expected, atol=2e-6)
 
 
 def test_what_cannot_be_told_is_a_note(tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_a_tokenizer_of_a_folder_that_moved_is_named_as_there_and_found_here(tmp
     there.rename(here)
     with pytest.raises(DataError, match="cannot be loaded"):
         load_processor("AutoTokenizer", said.tokenizer, "tokenizer")
-    with moved(str(there), here):
+    with map_folder(str(there), here):
         assert find_preprocessing(f"hf:{here}/net") == said
         assert load_processor("AutoTokenizer", said.tokenizer, "tokenizer")("the")["input_ids"]
 
