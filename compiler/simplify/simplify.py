@@ -167,7 +167,7 @@ def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.Model
 
 
 def _restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """Restore declared shapes, because onnxsim may drop names of axes, and metadata, because it adds its own."""
+    """Restore declared shapes, as onnxsim may drop names of axes, and metadata, to which it adds its own."""
     refill(after.metadata_props, before.metadata_props)
     stored = {tensor.name for tensor in after.graph.initializer}
     declared = {value.name: value for value in (*before.graph.output, *before.graph.input)}

@@ -311,7 +311,7 @@ def test_an_output_of_unknown_rank_is_refused(tmp_path: Path) -> None:
     model = onnx.load(path)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, path)
-    with pytest.raises(ModelError, match="the rank of 'y' is not known"):
+    with pytest.raises(ModelError, match="the rank of 'y' is unknown"):
         read_triton_model(path)
 
 
