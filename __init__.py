@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from .spec.engines import switch_off_telemetry
 from .version import __version__
 
-switch_off_telemetry()  # before any runtime is imported, in workers, too
+switch_off_telemetry()  # before any runtime is imported, also in worker processes
 
 if TYPE_CHECKING:
     from .bench.benchmark import benchmark

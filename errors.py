@@ -1,26 +1,26 @@
-"""Every error qcompile raises on purpose.
+"""The exceptions that qcompile raises on purpose.
 
     QCompileError
     ├── UsageError              the request itself is wrong (exit code 2)
-    │   ├── InvalidOption       an option's value
-    │   ├── MissingFile         a file that is not there
-    │   └── RecipeError         a key of a recipe
-    ├── ModelError              a model that cannot be loaded, is damaged or fails its checks
+    │   ├── InvalidOption       an option has a wrong value
+    │   ├── MissingFile         a file does not exist
+    │   └── RecipeError         a recipe has an unknown key or a wrong value
+    ├── ModelError              a model cannot be loaded, is damaged or fails its checks
     │   ├── ExportError         PyTorch code that cannot become ONNX
-    │   └── UnsupportedOperator an operator nothing on this road can take
+    │   └── UnsupportedOperator an operator that the target cannot execute
     ├── DataError               samples that do not fit, are empty, or hold NaN or infinity
-    ├── CalibrationError        ranges that cannot be made or do not belong to the model
-    ├── QuantizationError       a placement that cannot be made or was not reached
+    ├── CalibrationError        ranges that cannot be computed or do not belong to the model
+    ├── QuantizationError       quantization that is impossible or loses too much accuracy
     ├── BuildError              an engine that could not be built
-    │   └── IntentNotReached    an engine that is not what was asked for
-    ├── EngineUnavailable       a runtime that is missing here, with the reason
-    ├── ArtifactError           an artifact that is damaged or belongs elsewhere
-    ├── OutOfMemory             memory or address space that a step needs and does not get
+    │   └── IntentNotReached    a built engine that differs from the request
+    ├── EngineUnavailable       a runtime that cannot be used on this machine, with the reason
+    ├── ArtifactError           an artifact that is damaged or belongs to another machine or model
+    ├── OutOfMemory             memory or address space that a step could not allocate
     ├── StorageError            a file that cannot be written or read: disk full, permission, read-only
     ├── ClusterError            a scheduler or workers that cannot be used, or were lost
-    └── WorkerError             a worker process that died, hung or answered nonsense
+    └── WorkerError             a worker process that died, hung or sent an invalid reply
 
-A message says *subject: found; required*; the hint is the next step. Only `cli/` presents errors.
+Messages have the form *subject: found; required*; the hint is the next step. Only `cli/` prints errors.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from collections.abc import Iterator, Mapping
 
 
 class QCompileError(Exception):
-    """Base of all errors raised on purpose.
+    """Base class of all errors raised on purpose.
 
     Args:
-        message: Subject, what was found, what is required.
-        hint: The way out, one sentence; empty when there is none.
+        message: Subject, found value, required value.
+        hint: Next step for the user, one sentence; may be empty.
         data: The values behind the message (tensor, node, file, ...), for `--json`.
     """
 
@@ -60,15 +60,15 @@ class QCompileError(Exception):
 
 
 class UsageError(QCompileError):
-    """The request itself is wrong; nothing was tried."""
+    """The request itself is wrong; no work was done."""
 
     exit_code = 2
 
 
 class InvalidOption(UsageError):
-    """An option has a value that cannot be used. Data: `option`, the field of `spec/` that declares it.
+    """An option has an unusable value. Data: `option`, the field of `spec/` that declares it.
 
-    Messages name an option by its field between backticks; the command line spells it as it is typed.
+    Messages name an option by its field in backticks; the command line replaces it by the flag.
     """
 
     def __init__(self, message: str, *, hint: str = "", **data: object) -> None:
@@ -94,7 +94,7 @@ class ExportError(ModelError):
 
 
 class UnsupportedOperator(ModelError):
-    """An operator cannot be taken further. Data: `operator`, `node`."""
+    """An operator cannot be converted or executed. Data: `operator`, `node`."""
 
 
 class DataError(QCompileError):
@@ -102,11 +102,11 @@ class DataError(QCompileError):
 
 
 class CalibrationError(QCompileError):
-    """Ranges cannot be made, or do not belong to the model. Data: `tensor`."""
+    """Ranges cannot be computed, or do not belong to the model. Data: `tensor`."""
 
 
 class QuantizationError(QCompileError):
-    """Quantization is impossible or fell short of its plan. Data: `nodes`."""
+    """Quantization is impossible, or its result is too inaccurate. Data: `nodes`."""
 
 
 class BuildError(QCompileError):
@@ -114,11 +114,11 @@ class BuildError(QCompileError):
 
 
 class IntentNotReached(BuildError):
-    """The built engine is not what was asked for. Data: `proof`, `wrong_layer` (empty: none is known)."""
+    """The built engine differs from the request. Data: `proof`, `wrong_layer` (empty: not identified)."""
 
 
 class EngineUnavailable(QCompileError):
-    """A runtime cannot work here. Data: `engine`, `reason`."""
+    """A runtime cannot be used on this machine. Data: `engine`, `reason`."""
 
 
 class ArtifactError(QCompileError):
@@ -130,15 +130,15 @@ class StorageError(QCompileError):
 
 
 class OutOfMemory(QCompileError):
-    """A step needs more memory, or address space, than it gets. Data: `step`, `address_space_bytes`."""
+    """A step needs more memory, or address space, than it can get. Data: `step`, `address_space_bytes`."""
 
 
 class WorkerError(QCompileError):
-    """A worker process died, hung, or answered nonsense. Data: `artifact`, `output`; `died`, of what."""
+    """A worker process died, hung, or sent an invalid reply. Data: `artifact`, `output`, `died` (cause)."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line that a third-party error says, or its type when it says nothing."""
+    """Return the first line of a third-party error's message, or its type if the message is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -152,7 +152,7 @@ def translated(
     hint: str = "",
     **data: object,
 ) -> Iterator[None]:
-    """Raise what a package raises as an error of ours; its first line follows in parentheses, or a colon."""
+    """Translate `errors` raised in the block to `kind`; append the first line of the original error."""
     try:
         yield
     except QCompileError:
@@ -163,7 +163,7 @@ def translated(
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those behind it; twenty at most, since they may lie in a circle."""
+    """Yield an error and its chain of causes, at most 20 of them because the chain may be circular."""
     seen: BaseException | None = error
     for _ in range(20):
         if seen is not None:

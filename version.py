@@ -1,4 +1,4 @@
-"""The version, apart from `__init__`: what lies below may ask for it; and those of installed packages."""
+"""Versions of qcompile and of installed packages; a module that every other module can import."""
 
 import re
 
@@ -6,7 +6,7 @@ __version__ = "0.3.0"
 
 
 def tool_versions(*packages: str) -> dict[str, str]:
-    """Return the versions of installed packages, qcompile's own first; absent ones are left out."""
+    """Return the versions of qcompile and of those `packages` that are installed."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     versions = {"qcompile": __version__}
@@ -15,7 +15,7 @@ def tool_versions(*packages: str) -> dict[str, str]:
             found = distribution(package)
         except PackageNotFoundError:
             continue
-        # All of its metadata would be parsed as a mail, in a hundred times the time.
+        # `found.version` parses all metadata as an e-mail message, which takes 100 times as long.
         line = re.search(r"^Version: *(\S+)", found.read_text("METADATA") or "", re.MULTILINE)
         versions[package] = line[1] if line else found.version
     return versions

@@ -1,1 +1,1 @@
-"""Building: the graph that a target gets, its engine, and the proof that it is what was asked for."""
+"""Lower a graph for its target, build the engine, verify it, and package artifacts for servers."""

@@ -1,4 +1,4 @@
-"""`build`: lower the graph to what the target needs (`lower`), build it and prove it (`engines/`)."""
+"""`build`: lower the graph for its target (`lower`), build the artifact and verify it (`engines/`)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from ..engines.reproducer import Reproducer
     from ..spec.keywords import BuildKeywords, ReproduceKeywords
 
-_MOST_WRONG = 3
+_MAX_RETRIES = 3
 _Spec = TypeVar("_Spec", bound=BuildSpec)
-_ENDINGS = {".engine": (".engine", ".plan"), ".pt": (".pt", ".pth", ".ts", ".jit", ".torchscript")}
+_SUFFIXES = {".engine": (".engine", ".plan"), ".pt": (".pt", ".pth", ".ts", ".jit", ".torchscript")}
 
 
 def build(
@@ -46,26 +46,26 @@ def build(
     progress: Progress = silent,
     **options: Unpack[BuildKeywords],
 ) -> Artifact:
-    """Build an artifact for a target and prove that its precision was reached.
+    """Build an artifact for a target and verify the precision of its layers.
 
-    A layer from which on the runtime computes something else in INT8 is left in float, with a warning; after
-    three such layers the build is refused.
+    If INT8 outputs are wrong from one layer on, the build is repeated with that layer in floating point and a
+    warning; it fails after three repetitions.
 
     Args:
         model: ONNX file; a MODEL spelling for target "torchscript".
         output: File to write.
-        spec: What the artifact is to be.
-        progress: Told of every step.
-        options: Fields of `BuildSpec` by name, in place of those of `spec`.
+        spec: All options as one object.
+        progress: Called at every step.
+        options: Fields of `BuildSpec` by name; they override those of `spec`.
 
     Raises:
-        InvalidOption: If an option is wrong, or the graph has not the precision and cannot be given it.
+        InvalidOption: If an option is wrong, or the graph cannot be converted to the precision.
         EngineUnavailable: If the runtime cannot build here, with the reason.
         BuildError: If the runtime refuses the model.
-        IntentNotReached: If too many layers do not have the precision that was asked for.
-        ModelError: If the graph makes a tensor that no memory holds.
+        IntentNotReached: If too many layers do not have the requested precision, or outputs are wrong.
+        ModelError: If a tensor of the graph is larger than any memory.
     """
-    checked = _for_here(spec_from_call(BuildSpec, spec, options))
+    checked = _resolve_isa(spec_from_call(BuildSpec, spec, options))
     return build_with_fallback(model, output, checked, progress=progress)
 
 
@@ -77,15 +77,15 @@ def build_with_fallback(
     *,
     progress: Progress = silent,
 ) -> Artifact:
-    """Retry up to three times, leaving the first wrong layer in float each time.
+    """Build; after an INT8 layer with wrong values build again with it in floating point, up to three times.
 
-    The first attempt builds from `lowered`, where the graph was lowered before.
+    If the caller has lowered the graph already, the first attempt builds from `lowered`.
     """
     runtime = find_engine(checked.target)
-    _check_ending(runtime, Path(output))
+    _check_suffix(runtime, Path(output))
     refusal: IntentNotReached | None = None
     warnings: list[str] = []
-    for _ in range(_MOST_WRONG + 1):
+    for _ in range(_MAX_RETRIES + 1):
         try:
             with trust_files(checked.trust), ExitStack() as stack:
                 graph = lowered or stack.enter_context(_lowered(runtime, model, checked, progress))
@@ -98,29 +98,27 @@ def build_with_fallback(
             if not layer or checked.precision != "int8" or layer in checked.layer_precisions:
                 break
             progress(f"leave {layer} in float")
-            warnings.append(
-                f"layer {layer!r} stays in float: in INT8 {checked.target} computes something else"
-            )
+            warnings.append(f"layer {layer!r} stays in float: {checked.target} computes it wrongly in INT8")
             checked = replace(checked, layers=(*checked.layers, f"{layer}=fp32"))
         except QCompileError as error:
             if refusal is None:
                 raise
-            raise refusal from error  # the graph was quantized before, or nothing would be left to quantize
+            raise refusal from error  # the source is quantized already, or no INT8 layer would remain
     assert refusal is not None
     raise refusal
 
 
-def _for_here(spec: _Spec) -> _Spec:
-    """Return a spec whose `isa` is what "auto" stands for on this processor."""
+def _resolve_isa(spec: _Spec) -> _Spec:
+    """Return the spec with `isa` "auto" resolved for this processor."""
     return replace(spec, isa=resolve_isa(spec.isa, spec.target))
 
 
-def _check_ending(engine: Engine, output: Path) -> None:
-    """Refuse a name by which no other verb would know what is built, such as one of OpenVINO's own files."""
-    endings = _ENDINGS.get(engine.suffix, (engine.suffix,))
-    if output.suffix not in ("", *endings):
-        problem = f"output {output}: what {engine.name} runs ends in {' or '.join(endings)}"
-        raise InvalidOption(problem, hint=f"name it {output.with_suffix(endings[0]).name}", option="output")
+def _check_suffix(engine: Engine, output: Path) -> None:
+    """Refuse a file suffix that other verbs would not recognize, such as that of OpenVINO's files."""
+    suffixes = _SUFFIXES.get(engine.suffix, (engine.suffix,))
+    if output.suffix not in ("", *suffixes):
+        problem = f"output {output}: {engine.name} requires a name ending in {' or '.join(suffixes)}"
+        raise InvalidOption(problem, hint=f"name it {output.with_suffix(suffixes[0]).name}", option="output")
 
 
 def plan(
@@ -131,8 +129,8 @@ def plan(
     progress: Progress = silent,
     **options: Unpack[BuildKeywords],
 ) -> dict[str, object]:
-    """Prepare, parse and check everything that `build` would, and return what would be built."""
-    checked = _for_here(spec_from_call(BuildSpec, spec, options))
+    """Dry run: lower the graph, run the runtime's checks, and return a description of the build."""
+    checked = _resolve_isa(spec_from_call(BuildSpec, spec, options))
     runtime = find_engine(checked.target)
     with trust_files(checked.trust), _lowered(runtime, model, checked, progress) as lowered:
         request = request_for(runtime, model, checked, lowered, Path("dry-run"), progress)
@@ -150,22 +148,22 @@ def reproduce(
     progress: Progress = silent,
     **options: Unpack[ReproduceKeywords],
 ) -> Reproducer:
-    """Cut a build that fails, or computes something else, down to the smallest graph that shows it.
+    """Reduce a build that fails, or computes wrong values, to the smallest graph with the same failure.
 
     Args:
-        model: ONNX file, as `build` was given it.
-        output: Folder to write: the graph, its inputs, and a script that needs the runtime alone.
-        spec: What the artifact was to be.
-        progress: Told of every trial.
-        options: Fields of `ReproduceSpec` by name, in place of those of `spec`.
+        model: ONNX file, the same as for `build`.
+        output: Folder to write: the graph, its inputs, and a script that needs only the runtime.
+        spec: All options as one object.
+        progress: Called at every trial.
+        options: Fields of `ReproduceSpec` by name; they override those of `spec`.
 
     Raises:
         ModelError: If nothing fails.
-        EngineUnavailable: If the runtime is not here, or has no script.
+        EngineUnavailable: If the runtime is not installed, or has no script.
     """
     from ..engines.reproducer import make_reproducer
 
-    checked = _for_here(spec_from_call(ReproduceSpec, spec, options))
+    checked = _resolve_isa(spec_from_call(ReproduceSpec, spec, options))
     runtime = find_engine(checked.target)
     with trust_files(checked.trust), _lowered(runtime, model, checked, progress) as lowered:
         request = request_for(runtime, model, checked, lowered, Path(output), progress)
@@ -180,7 +178,7 @@ def request_for(
     output: Path,
     progress: Progress,
 ) -> BuildRequest:
-    """Return what a builder is asked for: a graph that is lowered, and what the spec says beside it."""
+    """Return the build request for a lowered graph, with the samples for the artifact's verification."""
     same_floats = spec.floats == lowered.float_precision
     lowered_spec = replace(
         spec,
@@ -212,21 +210,21 @@ def request_for(
 def refit(
     engine: str | Path, model: str | Path, output: str | Path, *, progress: Progress = silent
 ) -> Artifact:
-    """Give a built TensorRT engine new weights, without building it again.
+    """Replace the weights of a built TensorRT engine without building it again.
 
     Args:
-        engine: Built with `refit` or `strip_weights`.
-        model: ONNX file of the same structure: the float model where the engine was built from one (it is
-            converted as the build converted it), the quantized one for INT8 and FP8.
+        engine: Engine built with `refit` or `strip_weights`.
+        model: ONNX file of the same structure: the float model if the engine was built from one (it is
+            lowered as in the build), the quantized model for INT8 and FP8.
         output: Engine to write; may be the same file.
-        progress: Told of every step.
+        progress: Called at every step.
 
     Raises:
-        InvalidOption: If it is no TensorRT engine.
-        EngineUnavailable: If there is no GPU.
-        ArtifactError: If the engine is of another version or GPU, or takes no new weights.
+        InvalidOption: If it is not a TensorRT engine.
+        EngineUnavailable: If no GPU is available.
+        ArtifactError: If the engine is for another version or GPU, or cannot be refitted.
         ModelError: If the graph has other inputs and outputs.
-        BuildError: If weights are missing or TensorRT refuses them, naming them.
+        BuildError: If weights are missing or TensorRT refuses them; the message names them.
     """
     from ..engines.tensorrt.builder.refit import refit_plan
 
@@ -235,9 +233,9 @@ def refit(
     if manifest.target not in MODULES:
         target = manifest.target or "no target"
         raise InvalidOption(f"{path}: is for {target}; an engine of TensorRT is required")
-    # Where the layers' types are in the quantized graph, the model has them already.
-    names = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
-    spec = _spec_of(manifest, only=(*names, "float_precision", "io_formats", "typing", "ignore_faults"))
+    # For INT8 and FP8 the quantized model already has the types of its layers.
+    fields = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
+    spec = _spec_of(manifest, only=(*fields, "float_precision", "io_formats", "typing", "ignore_faults"))
     with _lowered(find_engine(spec.target), model, spec, progress) as lowered:
         return refit_plan(
             load_adapter(manifest.target), path, Path(lowered.path), Path(output),
@@ -249,31 +247,31 @@ def refit(
 def engine_graph(
     engine: str | Path, model: str | Path, *, progress: Progress = silent
 ) -> Iterator[tuple[LoweredGraph, BuildSpec]]:
-    """Yield the graph that TensorRT parsed for an engine, and what it was told beside it.
+    """Yield the graph from which TensorRT built an engine, and the spec of that build.
 
-    The model is the ONNX file that `build` was given, or what it made of it: that is made again.
+    `model` is the source of the build, which is lowered again, or its quantized graph.
     """
     path = Path(engine)
-    manifest = read_manifest(path)  # the file itself is not opened here
+    manifest = read_manifest(path)  # the engine itself is not opened
     if manifest is None or manifest.target not in MODULES:
         state = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
-        hint = "give what `qcompile build` made, with its .json beside it"
+        hint = "give an engine of `qcompile build` with its .json file"
         problem = f"{path}: {state}; an engine of TensorRT with its manifest is required"
         raise ArtifactError(problem, hint=hint, file=path)
     if manifest.options.get("calibrator"):
-        problem = f"{path}: TensorRT was given scales or calibrated, which a manifest does not keep"
+        problem = f"{path}: was built with `calibrator`, whose scales are not in its manifest"
         hint = "build it from a file with Q/DQ, which `qcompile quantize` writes"
         raise InvalidOption(problem, hint=hint)
     hint = "give the ONNX file that TensorRT parsed: for INT8 and FP8 the quantized one"
-    parsed, digest = manifest.sources.get("graph"), read_graph(Path(model)).digest()
-    if digest not in (parsed, manifest.sources.get("model")):
+    parsed_digest, digest = manifest.sources.get("graph"), read_graph(Path(model)).digest()
+    if digest not in (parsed_digest, manifest.sources.get("model")):
         raise InvalidOption(f"{path}: was not built from {model}", hint=hint, option="graph")
     with ExitStack() as stack:
         try:
             spec = _spec_of(manifest)
             lowered = stack.enter_context(_lowered(find_engine(spec.target), model, spec, progress))
-            if read_graph(Path(lowered.path)).digest() != parsed:
-                raise InvalidOption("another graph comes out than the engine was built from")
+            if read_graph(Path(lowered.path)).digest() != parsed_digest:
+                raise InvalidOption("the result differs from the engine's graph")
         except InvalidOption as error:
             problem = f"{path}: its graph cannot be made again from {model}: {error.message}"
             raise InvalidOption(problem, hint=hint, option="graph") from error
@@ -281,14 +279,14 @@ def engine_graph(
 
 
 def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
-    """What an engine was asked for, or some of it; the places of files are not in a manifest."""
+    """Return the spec in a manifest, or the fields `only` of it; a manifest holds no paths of files."""
 
     def options(kind: type) -> dict[str, object]:
         names = {option.name for option in fields_of(kind)}
         names &= set(only) or names
         return {name: value for name, value in manifest.options.items() if name in names}
 
-    # A manifest leaves `float_precision` out where it is fp32.
+    # A manifest omits `float_precision` fp32.
     recorded = {"target": manifest.target, "precision": manifest.precision, "float_precision": "fp32"}
     return parse_spec(BuildSpec, {**recorded, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
 
@@ -297,7 +295,7 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
 def _lowered(
     engine: Engine, model: str | Path, spec: BuildSpec, progress: Progress
 ) -> Iterator[LoweredGraph]:
-    """A graph that the engine can build from, which lives as long as this."""
+    """Yield the graph lowered for an engine; its temporary folder is removed at the end of the block."""
     engine.require_builder()
     with temporary_folder("build", model) as folder:
         graph = folder / Path(model).name

@@ -1,15 +1,16 @@
-"""Which graph an engine needs for what was asked: decided here, and made from the float model.
+"""Lower a float model to the graph from which an engine is built.
 
-    model.onnx ─ quantize, or cast ─ passes that fit it to the reader ─ constraints ─▶ graph.onnx
+    model.onnx ─ quantize, or cast ─ passes for the runtime's parser ─ constraints ─▶ graph.onnx
 
-The graph stays in memory on this road: it is read once, and written once.
+The graph is read once, edited in memory, and written once; the user's file does not change.
 
-1. Where the graph has the types, they are written into it. An engine that tells which quantized layers it
-   would compute in float is asked; the graph is quantized again without those, and without data until then.
-2. Where the engine chooses the types (TensorRT 8 and calibrators, or by a hint), the graph stays in float,
-   and what the spec says of single layers is left over as constraints for the builder.
+1. If the graph carries the types, they are written into it. If the engine can report before the build which
+   quantized layers it would run in floating point, the graph is quantized again without these. Until that
+   list is final, no data is read.
+2. If the engine chooses the types (TensorRT 8 and calibrators, or by a hint), the graph remains in floating
+   point, and the user's choices for single layers become constraints for the builder.
 
-`build`, `run`, `tune`, `refit` and a dry run lower by this function alone. The user's file is left alone.
+`build`, `run`, `tune`, `refit` and a dry run lower through this function only.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
     from ..spec.tensors import TensorInfo
 
 _FLOATS = ("fp32", "tf32")
-_ROUNDS = 2
-_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
-_BLIND = "no data was given: values beyond float16's 65504 were not looked for"
+_MAX_ROUNDS = 2
+_OVERFLOW_SAMPLES = 16  # samples on which FP16 activations are checked for overflow
+_NOT_CHECKED = "no data was given: values beyond float16's 65504 were not looked for"
 
 
 def lower(
@@ -65,44 +66,43 @@ def lower(
     keep: bool = False,
     progress: Progress = silent,
 ) -> LoweredGraph:
-    """Make the graph that an engine needs of an ONNX file, or of a MODEL where the engine takes PyTorch.
+    """Write the graph that an engine builds from; for a PyTorch engine pass the MODEL on unchanged.
 
-    It is written to `output`, with a manifest from which `load_lowered` reads the result; where the model
-    itself is what the engine needs, only with `keep`. `ranges` are in place of the file that the spec names,
-    whose `isa` is not "auto" for a processor.
+    The result goes to `output` with a manifest for `load_lowered`. If the model needs no change, it is copied
+    there only with `keep`. `ranges` replace the ranges file of `spec`; `spec.isa` must be resolved.
     """
     from ..engines.registry import capabilities_of
 
-    chosen = spec.ranges if ranges is None else ranges
+    ranges_source = spec.ranges if ranges is None else ranges
     capabilities = capabilities_of(engine)
     source = read_graph(Path(model)) if engine.takes == "onnx" else None
-    spec = _decided(source, spec, capabilities, has_ranges=chosen is not None)
+    spec = _resolve_precision(source, spec, capabilities, has_ranges=ranges_source is not None)
     spec = with_floats(spec)
     engine.check(spec)
     if source is None:
         return LoweredGraph(str(model), spec.one_precision, spec.floats)
     with writing(output) as path:
-        lowering = _Lowering(source, spec, chosen, engine, capabilities, progress)
+        lowering = _Lowering(source, spec, ranges_source, engine, capabilities, progress)
         counts, _ = run_passes([STANDARD_FORMS], source, source, progress)
         lowering.counts |= {name: count for name, count in counts.items() if count}
         return lowering.run(path, output, keep=keep)
 
 
 def spread_samples(data: str | None, inputs: Sequence[TensorInfo], count: int = 16) -> Spread | None:
-    """Return so many samples of data, one batch at least, spread over it; None without data."""
+    """Return about `count` samples (at least one batch), spread over the data; None without data."""
     return None if data is None else Data(data, inputs).spread(count)
 
 
-def _decided(
+def _resolve_precision(
     source: Graph | None, spec: BuildSpec, capabilities: Capabilities, *, has_ranges: bool
 ) -> BuildSpec:
-    """The spec with one precision: "best" is decided by what there is to build from."""
+    """Check the precision of the spec, and resolve "best" from the model, the ranges and the calibrator."""
     if spec.precision == "best":
         if not capabilities.has_best:
             problem = f"is for tensorrt and tensorrt-rtx; target {spec.target} was asked for"
             hint = "`qcompile tune` measures which precision is fastest within an accuracy"
             raise InvalidOption(f"`precision` best: {problem}", hint=hint, option="precision")
-        assert source is not None, "these engines take ONNX files"
+        assert source is not None, "engines with precision best take ONNX files"
         quantized = has_ranges or bool(spec.calibrator) or graph_precision(source.model) == "int8"
         if quantized:
             return replace(spec, precision="int8", float_precision="fp16")
@@ -119,10 +119,10 @@ def _decided(
 
 
 class _Lowering:
-    """One model, in memory, on its way to the graph that an engine can build from.
+    """The lowering of one model in memory.
 
-    After each `fit` its `warnings` say what the user should know, `worked_around` which nodes were rewritten
-    because of a known fault, and `counts` what the passes changed.
+    Each `fit` sets `warnings` and `worked_around` (nodes rewritten because of a known fault), and adds to
+    `counts` the nodes that each pass changed.
     """
 
     def __init__(
@@ -144,20 +144,20 @@ class _Lowering:
         self.warnings: list[str] = []
         self.worked_around: dict[str, Sequence[str]] = {}
         self.counts: dict[str, int] = {}
-        self.manifest: Manifest | None = None  # of the quantization, where there was one
+        self.manifest: Manifest | None = None  # of the quantized graph
 
     def run(self, path: Path, output: Path, *, keep: bool) -> LoweredGraph:
-        """Make the graph, at `path` if it is not the user's file; `output` is where that goes in the end."""
+        """Lower the model; write the graph to `path` if it changed. `output` is its final place."""
         spec = self.spec
         planned: Sequence[str] = ()
-        left: Mapping[str, str] = {}
-        if not self._must_be_typed():
-            graph = self._as_typed()
+        in_float: Mapping[str, str] = {}
+        if not self._must_convert():
+            graph = self._fit_source()
         elif self.needed == "int8" and self.static and self.capabilities.tells_missed and not spec.strict:
-            graph, planned, left = self._quantized_as_told()
+            graph, planned, in_float = self._quantize_iteratively()
         else:
-            graph = self._typed(data=spec.data)
-        layers = self._constrained(graph)
+            graph = self._quantize(data=spec.data)
+        layers = self._find_constraints(graph)
         if keep or not graph.is_file:
             self.progress("write the graph")
             graph.save(path)
@@ -167,14 +167,14 @@ class _Lowering:
         warnings = list(self.manifest.warnings) if self.manifest else []
         if self.manifest and self.static and self.needed == "int8" and spec.data is None:
             lost = "biases were not corrected, and " if spec.correct_bias else ""
-            warnings.append(f"no data was given: {lost}what INT8 loses was judged on random input")
+            warnings.append(f"no data was given: {lost}the INT8 error was measured on random input")
         written = graph.path == path
         if written:
             beside = [output.with_name(file.name) for file in side_files(path)]
             graph = Graph(graph.model, output, is_file=True, beside=beside)
         reasons = reasons_in(self.manifest if written else self.source_manifest)
         lowered = LoweredGraph(
-            str(graph.path), spec.one_precision, spec.floats, layers, planned, left,
+            str(graph.path), spec.one_precision, spec.floats, layers, planned, in_float,
             [*warnings, *self.warnings], self.worked_around, self.counts, self.digest, reasons,
             self.source.io.inputs, graph,
         )  # fmt: skip
@@ -182,19 +182,19 @@ class _Lowering:
             self._record(lowered, path)
         return lowered
 
-    def _must_be_typed(self) -> bool:
-        """Whether the model is not of the needed precision yet."""
+    def _must_convert(self) -> bool:
+        """Return whether the model must be quantized or cast; raise if it cannot be."""
         spec, needed, path = self.spec, self.needed, self.source.path
         if spec.calibrator:
             return False
         named = [*spec.layer_precisions, *spec.exclude, *spec.only] if needed != "fp32" else []
-        present = graph_precision(self.source.model)
-        if present == needed and not named:
+        current = graph_precision(self.source.model)
+        if current == needed and not named:
             return False
-        if present != "fp32":
-            asked = f"{needed} with {', '.join(named)} in another" if named else needed
-            hint = f"give `precision` {present}, or build from the float model"
-            raise InvalidOption(f"{path}: its graph is {present} already; {asked} was asked for", hint=hint)
+        if current != "fp32":
+            request = f"{needed} with {', '.join(named)} in another" if named else needed
+            hint = f"give `precision` {current}, or build from the float model"
+            raise InvalidOption(f"{path}: its graph is {current} already; {request} was asked for", hint=hint)
         if needed in BLOCK_FORMATS:
             problem = f"{path}: holds no {needed.upper()}, and {needed} was asked for"
             hint = "NVIDIA's Model-Optimizer writes such graphs (modelopt); or choose `precision` fp8 or int8"
@@ -208,20 +208,20 @@ class _Lowering:
             raise InvalidOption(problem, hint=hint, option="ranges")
         return True
 
-    def _as_typed(self) -> Graph:
-        """Fit the model as it is; the float parts of a quantized one get the precision that is asked for."""
+    def _fit_source(self) -> Graph:
+        """Fit the model without quantizing it; cast float layers of a quantized model to `spec.floats`."""
         path = self.source.path
         if self.needed == "int8":
             require_exact(path, self.source_manifest, on=self.spec.isa, hint=QUANTIZE_AGAIN)
         from ..compiler.quantize.half.precision import convert_float_layers
 
         half = self.capabilities.in_graph.get(self.spec.floats, "fp32") if self.static else "fp32"
-        passes = [Pass(f"float parts in {half}", lambda graph: convert_float_layers(graph, half))]
-        source = self.source  # its file stays what it is until an edit
+        passes = [Pass(f"float parts in {half}", lambda graph: with_half_rest(graph, half))]
+        source = self.source  # the copy counts as the user's file until its first edit
         copy = Graph(copy_model(source.model), path, is_file=source.is_file, beside=source.beside)
         return self.fit(copy, passes if half in HALVES else [])
 
-    def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Graph:
+    def _quantize(self, skip: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Graph:
         """Quantize or cast the model, and fit the graph to the engine."""
         from ..calibration import load_ranges
         from ..calibration.tensorrt_cache import is_cache, read_cache
@@ -232,7 +232,7 @@ class _Lowering:
         from ..spec.decode import shared
 
         spec = self.spec
-        waits = self.static and data is None and spec.data is not None  # for the data, which comes last
+        is_plan = self.static and data is None and spec.data is not None  # data is for the last round
         floats = self.capabilities.in_graph.get(spec.floats, spec.floats)
         target = graph_target(spec.target)
         options = shared(
@@ -242,35 +242,33 @@ class _Lowering:
             precision=self.needed,
             float_precision="auto" if spec.float_precision == "auto" else floats,
             method=spec.method if self.static else "",
-            rounding="rtn" if waits else spec.rounding,
+            rounding="rtn" if is_plan else spec.rounding,
             ranges=None,
             data=data,
-            isa=resolve_isa(spec.isa, target),  # "auto" for an engine of another package
+            isa=resolve_isa(spec.isa, target),  # still "auto" for an engine of another package
         )
         check_options(options)
         ranges = self.ranges if self.static else None
         if isinstance(ranges, str | Path):
             ranges = read_cache(ranges, self.source.path) if is_cache(ranges) else load_ranges(ranges)
         graph, self.manifest = quantize_in_memory(
-            self.source, self.digest, options, ranges=ranges, in_float=left, is_plan=waits,
+            self.source, self.digest, options, ranges=ranges, in_float=skip, is_plan=is_plan,
             progress=self.progress,
         )  # fmt: skip
         self.counts[f"{self.needed} for {options.target}"] = len(graph.model.graph.node)
         return self.fit(graph)
 
     def fit(self, graph: Graph, passes: Sequence[Pass] = ()) -> Graph:
-        """Run passes on a graph, and those that fit it to the reader."""
+        """Run `passes`, the passes for the runtime's parser, and the workarounds of known faults."""
         spec, capabilities = self.spec, self.capabilities
         self.warnings = []
         fitting = fitting_passes(spec, self.engine, capabilities, self.needed, self.source, self.warnings)
-        every = [*passes, *fitting]
-        counts, warnings = run_passes(every, graph, self.source, self.progress)
+        all_passes = [*passes, *fitting]
+        counts, warnings = run_passes(all_passes, graph, self.source, self.progress)
         self.counts |= counts
         self.warnings += warnings
         if names := find_trt_operators(graph.model):
-            text = (
-                f"ONNX Runtime has no {', '.join(names)}: what the engine computes cannot be compared with it"
-            )
+            text = f"ONNX Runtime has no {', '.join(names)}: the engine's outputs cannot be compared with it"
             self.warnings.append(text)
         counts, warnings, self.worked_around = without_faults(
             graph, self.source, spec, capabilities, self.progress
@@ -279,65 +277,65 @@ class _Lowering:
         self.warnings = list(dict.fromkeys([*self.warnings, *warnings]))
         return graph
 
-    def _quantized_as_told(self) -> tuple[Graph, Sequence[str], Mapping[str, str]]:
-        """Ask the engine which quantized layers it computes in float, and quantize again without them.
+    def _quantize_iteratively(self) -> tuple[Graph, Sequence[str], Mapping[str, str]]:
+        """Quantize without the layers that the engine reports it would run in floating point.
 
-        Their Q/DQ would only cost conversions. Without them others may miss, so it is asked again, at most
-        `_ROUNDS` times; what misses then is weighed by the proof. Where all would be left out there is
-        nothing to build: the graph stays, and the proof says so. The data waits for the last plan.
+        A Q/DQ pair at such a layer only costs conversions. Without it the engine may report further layers;
+        this is repeated at most `_MAX_ROUNDS` times, and the verification weighs layers missed after that. If
+        no quantized layer would remain, the graph is returned as it is, and the verification reports the
+        layers. The data is read only in the last round.
         """
         from ..engines.base import BuildRequest
         from ..engines.build import layers_to_leave_in_float
 
         spec, source = self.spec, str(self.source.path)
         spread = spread_samples(spec.data, self.source.io.inputs, 1)
-        graph = self._typed()
+        graph = self._quantize()
         planned = [node.name for node in weighted_nodes(graph.model)["int8"]]
-        left: dict[str, str] = {}
-        for _ in range(_ROUNDS):
-            self.progress("ask which layers run in float")
+        in_float: dict[str, str] = {}
+        for _ in range(_MAX_ROUNDS):
+            self.progress("find the layers that run in float")
             request = BuildRequest(
                 source, graph.path, spec, source, samples=spread.batches if spread else (),
                 progress=self.progress, graph=graph,
             )  # fmt: skip
-            missed = layers_to_leave_in_float(self.engine, request, self.source, planned, left, self._typed)
-            if not missed or len(left) + len(missed) >= len(planned):
+            missed = missed_or_refused(self.engine, request, self.source, planned, in_float, self._quantize)
+            if not missed or len(in_float) + len(missed) >= len(planned):
                 break
-            left |= missed
-            graph = self._typed(left)
+            in_float |= missed
+            graph = self._quantize(in_float)
         if spec.data is not None:
-            graph = self._typed(left, data=spec.data)
-        return graph, planned, left
+            graph = self._quantize(in_float, data=spec.data)
+        return graph, planned, in_float
 
-    def _constrained(self, graph: Graph) -> dict[str, str]:
-        """Return node of the graph to the precision it must have.
+    def _find_constraints(self, graph: Graph) -> dict[str, str]:
+        """Return node of the graph to its required precision.
 
-        Where the engine chooses the types of half precision, each node of the graph gets a name, after which
-        layers are named. Constraints are the layers that the user names (`layers`, `exclude`, `only`), and
-        float32 for what half precision would break.
+        The user constrains layers by `layers`, `exclude` and `only`. If the engine chooses the half-precision
+        types, nodes with values outside that range must be float32, and all nodes get names.
         """
-        named = self._named()
+        named = self._find_named()
         half = half_left_to_engine(self.spec, self.capabilities)
         if not half:
             return named
         from ..compiler.quantize.half.precision import nodes_to_protect
 
-        observed = self._observed() if half == "fp16" else None  # bf16 reaches as far as float32
+        observed = self._find_ranges() if half == "fp16" else None  # bf16 has the range of float32
         protected = nodes_to_protect(graph.load(), HALVES[half], ranges=observed)
-        graph.edited()  # nodes have names
+        graph.edited()  # `nodes_to_protect` named its nodes
         names = [node.name for node in graph.model.graph.node]
         layers: dict[str, str] = {}
         for layer, kind in named.items():
-            # A node of the model is in the graph itself, or those that it was written out in are.
+            # A node of the model is in the graph, or was replaced by nodes named `layer/...`.
             parts = [layer] if layer in names else [name for name in names if name.startswith(f"{layer}/")]
             layers |= dict.fromkeys(parts or [layer], kind)
         if half == "fp16" and observed is None:
-            self.warnings.append(_BLIND)
+            self.warnings.append(_NOT_CHECKED)
         self.counts["float32 for what half precision would break"] = len(protected)
         return dict.fromkeys(protected, "fp32") | layers
 
-    def _observed(self) -> Ranges | None:
-        """The ranges that were given, or those of the first samples; None without either."""
+    def _find_ranges(self) -> Ranges | None:
+        """Return the given ranges, or those of the first samples; None without either."""
         from ..calibration import Ranges, float_activations, load_ranges, observe
         from ..calibration.tensorrt_cache import is_cache
 
@@ -348,12 +346,12 @@ class _Lowering:
             return load_ranges(ranges)
         if data is None:
             return None
-        samples = Data(data, self.source.io.inputs, batch_size=1, limit=_LOOKED_AT)
+        samples = Data(data, self.source.io.inputs, batch_size=1, limit=_OVERFLOW_SAMPLES)
         tensors = float_activations(self.source.model)
-        return observe(self.source, samples, tensors=tensors, infinite=True)  # the graph's inputs may differ
+        return observe(self.source, samples, tensors=tensors, infinite=True)  # `graph` may have other inputs
 
-    def _named(self) -> dict[str, str]:
-        """Node of the model to precision, of what the user named."""
+    def _find_named(self) -> dict[str, str]:
+        """Return node of the model to the precision that the user set for it."""
         from ..compiler.quantize.request import match_nodes
 
         spec = self.spec
@@ -371,7 +369,7 @@ class _Lowering:
         return above | {name: kind for pattern, kind in layers for name in match_nodes(graph, [pattern])}
 
     def _record(self, lowered: LoweredGraph, path: Path) -> None:
-        """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
+        """Write the manifest of the graph: that of the quantization, plus the fields of `lowered`."""
         manifest = self.manifest or Manifest(
             kind="onnx",
             stage="lower",

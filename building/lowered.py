@@ -1,8 +1,6 @@
-"""The one decision which graph an engine needs, and the making of it.
+"""The result of lowering: a graph that an engine can build from, stored with a record in its manifest.
 
-lower ─▶ quantized or cast (`compiler`) ─▶ `fitting`: what the parser reads ─▶ `constraints` left over
-
-What is made of it is read here, and whether it is made, which a `run` with nothing to do asks: without onnx.
+Importing this module does not load onnx: a `run` with nothing to do reads records and decides without it.
 """
 
 from __future__ import annotations
@@ -25,27 +23,27 @@ if TYPE_CHECKING:
     from ..spec.artifacts import ArtifactOptions
 
 RECORD = "lowered"
-"""The option of a manifest that says what a graph does not."""
+"""The option of a manifest that records the fields of a `LoweredGraph`."""
 
 _NOT_RECORDED = ("path", "passes", "source_digest", "reasons", "inputs", "graph")
 
 
 @dataclass(frozen=True)
 class LoweredGraph:
-    """A graph that an engine can build from, and what the graph does not say.
+    """A graph that an engine can build from, and the facts that its file does not contain.
 
     Attributes:
-        path: The ONNX file, the model itself where nothing had to change; or a MODEL spelling.
-        precision: What is built: never "best".
-        layers: Name of a node to the precision it must have: constraints for an engine that chooses types.
-        planned: Names of the layers that were to be quantized before the engine was asked.
-        left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
+        path: The ONNX file, the model itself if nothing had to change; or a MODEL spelling.
+        precision: Precision of the build, never "best".
+        layers: Node to its required precision: constraints for an engine that chooses types.
+        planned: Layers to quantize, before the engine reported those that it runs in floating point.
+        left_in_float: Those layers of `planned` to the engine's reason; they are not quantized.
         worked_around: Known fault of the engine to the nodes that were rewritten because of it.
         passes: Name of each pass that ran, in this order, to the number of nodes that it changed.
-        source_digest: Digest of the ONNX file that it was made from.
-        reasons: Name of each layer that is not quantized to the reason, by the manifest of the graph.
-        inputs: Inputs of the ONNX file that it was made from, as samples are read for them.
-        graph: The graph in memory, for an engine of ONNX files; a manifest does not hold it.
+        source_digest: Digest of the source ONNX file.
+        reasons: Layer that is not quantized to the reason, from the manifest of the graph.
+        inputs: Inputs of the source ONNX file, for reading samples.
+        graph: The graph in memory, for an engine of ONNX files; not in the manifest.
     """
 
     path: str
@@ -63,43 +61,43 @@ class LoweredGraph:
     graph: Graph | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, object]:
-        """Return what the graph does not say, for its manifest."""
+        """Return the fields that the manifest records."""
         record = asdict(replace(self, graph=None))
         return {name: value for name, value in record.items() if name not in _NOT_RECORDED}
 
 
 def load_lowered(path: Path) -> LoweredGraph:
-    """Return a graph that `lower` wrote."""
+    """Return a graph that `lower` wrote; raise ArtifactError if its manifest has no valid record."""
     manifest = read_manifest(path)
     record = manifest.options.get(RECORD) if manifest else None
     try:
         if not (manifest and isinstance(record, dict)):
-            raise ValueError("nothing is said")
+            raise ValueError("no record")
         beside = {"source_digest": manifest.sources.get("model", ""), "reasons": reasons_in(manifest)}
         return msgspec.convert({**record, "path": str(path), **beside}, LoweredGraph)
     except ValueError as error:
-        problem = f"{path}: its manifest does not say how it was lowered ({error})"
+        problem = f"{path}: its manifest has no valid lowering record ({error})"
         raise ArtifactError(problem, hint="make it again", file=path) from error
 
 
 def reasons_in(manifest: Manifest | None) -> Mapping[str, str]:
-    """Return the name of each layer that is not quantized to the reason, as a manifest has them."""
+    """Return layer to the reason why it is not quantized, from a manifest."""
     reasons: Mapping[str, str] = manifest.proof.get("left_in_float", {}) if manifest else {}
     return reasons
 
 
 def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
-    """Whether the graph must have another precision than float32, so that it is made, and not the model."""
+    """Return whether lowering must write a graph because the build needs more than the float32 model."""
     if capabilities.takes != "onnx" or spec.calibrator:
         return False
     if spec.precision == "best" or half_left_to_engine(spec, capabilities):
-        return True  # what the data shows of a half type becomes constraints
+        return True  # the data may show half-precision overflow, which becomes constraints
     weak, precision = spec.tensorrt.typing == "weak", spec.precision
     return precision in capabilities.in_graph and capabilities.needed(precision, weak=weak) != "fp32"
 
 
 def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
-    """Return the half precision whose layers the engine chooses, "fp16" or "bf16"; empty for none."""
+    """Return the half precision ("fp16" or "bf16") that the engine assigns to layers itself, or ""."""
     half = spec.precision if spec.precision in HALVES else spec.floats
     if half not in HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:
         return ""

@@ -1,11 +1,10 @@
-"""The passes that fit a graph to the reader of its engine: each edits a graph in memory, and is named.
+"""The passes that convert a graph to the operators, types and opset that an engine's parser supports.
 
-    graph ─ types of inputs, outputs ─ forms that it lacks ─ opset ─ operators that it lacks ─ known faults ─▶
+    graph ─ types of inputs, outputs ─ missing forms ─ opset ─ missing operators ─ known faults ─▶
 
-Which of them a graph needs is chosen from the capabilities of the engine, which tell by version what it
-reads, and reads rightly. What was rewritten for the last two is compared with what it was, in ONNX Runtime,
-at 80 dB. What is rewritten in a quantized graph alone is compared there, at 30 dB, as a value between two
-integers may go either way.
+The engine's capabilities, which depend on its version, select the passes. Graphs rewritten for missing
+operators and known faults are compared with the original in ONNX Runtime, at 80 dB; rewrites that apply only
+to quantized graphs at 30 dB, because a value between two integers may round to either.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ if TYPE_CHECKING:
     from ..engines.words import KnownFault
     from ..spec.artifacts import BuildSpec
 
-_OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
-"""Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
+_FIRST_OPSETS = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
+"""First opset with the type for the operators that need it; parsers that support the type read this opset."""
 _FORMS = (stft.PASS, dft.PASS, *tensorrt_forms.PASSES, *scatter_forms.PASSES)
-"""An STFT goes first: then the shapes that a DFT reads are known."""
+"""STFT comes first, so that the input shapes of DFT nodes are known."""
 
 
 def run_passes(
     passes: Iterable[Pass], graph: Graph, source: Graph, progress: Progress
 ) -> tuple[dict[str, int], list[str]]:
-    """Run passes on a graph; return name of each to the number of nodes that it changed, and warnings.
+    """Run passes on a graph in place; return pass name to number of changed nodes, and warnings.
 
-    `source` is the user's model. A pass that fails is named, with those in front of it.
+    `source` is the user's model. An error names the failed pass and the passes before it.
     """
     counts: dict[str, int] = {}
     warnings: list[str] = []
@@ -54,7 +53,7 @@ def run_passes(
             if item.needs(graph):
                 if item.compared:
                     progress(item.compared)
-                    warnings += _compared(item, source if item.on_source else graph)
+                    warnings += _compare_change(item, source if item.on_source else graph)
                 graph.load()
                 names = item.change(graph)
             if names:
@@ -62,44 +61,44 @@ def run_passes(
             problem = item.leaves(graph) or (broken_edge(graph) if names else "")
         except QCompileError:
             raise
-        except Exception as error:  # a defect of the pass, which must not look like one of the model
-            raise _failed(item, graph, counts, first_line(error)) from error
+        except Exception as error:  # a defect of the pass, not of the model
+            raise _pass_error(item, graph, counts, first_line(error)) from error
         if problem:
-            raise _failed(item, graph, counts, problem)
+            raise _pass_error(item, graph, counts, problem)
         counts[item.name] = len(names)
     return counts, warnings
 
 
-def _compared(item: Pass, before: Graph) -> list[str]:
+def _compare_change(item: Pass, before: Graph) -> list[str]:
     after = before.copy()
     after.load()
     return rewritten_outputs(before, after) if item.change(after) else []
 
 
-def _failed(item: Pass, graph: Graph, counts: Mapping[str, int], problem: str) -> QCompileError:
-    behind = [name for name, changed in counts.items() if changed]
-    done = f", behind {', '.join(behind)}" if behind else ""
+def _pass_error(item: Pass, graph: Graph, counts: Mapping[str, int], problem: str) -> QCompileError:
+    earlier = [name for name, changed in counts.items() if changed]
+    after = f", after {', '.join(earlier)}" if earlier else ""
     return ModelError(
-        f"{graph.path}: pass {item.name!r} failed{done}: {problem}",
+        f"{graph.path}: pass {item.name!r} failed{after}: {problem}",
         hint=f"{DEFECT}; another target may not need the pass",
         file=graph.path,
     )
 
 
 def broken_edge(graph: Graph) -> str:
-    """Return what is wrong with the order of a graph: a tensor made twice, or read before it is made."""
+    """Describe a tensor that is produced twice, read before it is produced, or never; "" if there is none."""
     proto = graph.model.graph
-    made = {"", *graph.stored, *(value.name for value in proto.input)}
-    made |= {tensor.values.name for tensor in proto.sparse_initializer}
+    defined = {"", *graph.stored, *(value.name for value in proto.input)}
+    defined |= {tensor.values.name for tensor in proto.sparse_initializer}
     for node in proto.node:
         for name in (*node.input, *captured_names(node)):
-            if name not in made:
-                return f"{node.op_type} {node.name!r} reads {name!r}, which nothing in front of it makes"
+            if name not in defined:
+                return f"{node.op_type} {node.name!r} reads {name!r} before any node writes it"
         for name in node.output:
-            if name and name in made:
-                return f"{node.op_type} {node.name!r} makes {name!r}, which is there already"
-            made.add(name)
-    return next((f"nothing makes output {v.name!r}" for v in proto.output if v.name not in made), "")
+            if name and name in defined:
+                return f"{node.op_type} {node.name!r} writes {name!r}, which already exists"
+            defined.add(name)
+    return next((f"no node writes output {v.name!r}" for v in proto.output if v.name not in defined), "")
 
 
 def fitting_passes(
@@ -110,7 +109,7 @@ def fitting_passes(
     source: Graph,
     warnings: list[str],
 ) -> list[Pass]:
-    """Return what fits a graph of precision `needed` to its reader, but for known faults."""
+    """Return the passes that fit a graph of precision `needed` to the parser, without fault workarounds."""
     types = {name: dtype for name, (dtype, _) in spec.tensorrt.tensor_formats.items() if dtype}
     passes = []
     if types:
@@ -131,12 +130,12 @@ def fitting_passes(
 
 
 def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnings: list[str]) -> Pass:
-    ignored = not any(fault.name == "grid-sample-mode" for fault in faults_of(spec, capabilities))
-    limit = max(capabilities.highest_opset or 0, _OPSETS_OF_TYPES.get(needed, 0))
+    supports_cubic = not any(fault.name == "grid-sample-mode" for fault in faults_of(spec, capabilities))
+    limit = max(capabilities.highest_opset or 0, _FIRST_OPSETS.get(needed, 0))
 
     def highest(graph: Graph) -> int:
-        if not ignored and find_cubic_modes(graph.model):
-            return min(limit, MODES_RENAMED - 1)  # no other name says cubic to every parser
+        if not supports_cubic and find_cubic_modes(graph.model):
+            return min(limit, MODES_RENAMED - 1)  # every parser knows "bicubic", not "cubic"
         return limit
 
     def change(graph: Graph) -> list[str]:
@@ -161,21 +160,21 @@ def _operators_pass(spec: BuildSpec, engine: Engine, capabilities: Capabilities,
         lambda graph: without_missing(graph.model, operators),
         needs=lambda graph: operators_of(graph) - operators,
         leaves=leaves,
-        compared="compare what was written in other operators",
+        compared="compare the rewritten operators",
     )
 
 
-def fault_passes(found: Collection[str]) -> list[Pass]:
-    """Return what rewrites what an engine is known to compute wrongly, of faults that are in the graph."""
+def fault_passes(fault_names: Collection[str]) -> list[Pass]:
+    """Return the passes that work around the known faults `fault_names` of a graph."""
     names: dict[bool, list[str]] = {False: [], True: []}
     for name, faulty in FAULTY_GRAPHS.items():
-        if name in found and faulty.cure is not None:
+        if name in fault_names and faulty.cure is not None:
             names[faulty.quantized].append(name)
     return [
         Pass(
             f"known faults: {', '.join(faults)}",
-            partial(_cured, names=faults),
-            compared="compare what known faults made different",
+            partial(_cure_faults, names=faults),
+            compared="compare the workarounds of known faults",
             on_source=not quantized,
         )
         for quantized, faults in names.items()
@@ -183,7 +182,7 @@ def fault_passes(found: Collection[str]) -> list[Pass]:
     ]
 
 
-def _cured(graph: Graph, names: Sequence[str]) -> Sequence[str]:
+def _cure_faults(graph: Graph, names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if (cure := FAULTY_GRAPHS[name].cure) is not None:
             cure(graph.model)
@@ -191,7 +190,7 @@ def _cured(graph: Graph, names: Sequence[str]) -> Sequence[str]:
 
 
 def faults_of(spec: BuildSpec, capabilities: Capabilities) -> list[KnownFault]:
-    """Return the known faults of an engine's version and precision that are not ignored."""
+    """Return the known faults that affect the build's precision and profiles and are not ignored."""
     ignored = spec.tensorrt.ignore_faults
     computed = {spec.precision, spec.floats if spec.precision == "int8" else spec.precision}
     return [
@@ -206,25 +205,25 @@ def faults_of(spec: BuildSpec, capabilities: Capabilities) -> list[KnownFault]:
 def without_faults(
     graph: Graph, source: Graph, spec: BuildSpec, capabilities: Capabilities, progress: Progress
 ) -> tuple[dict[str, int], list[str], dict[str, Sequence[str]]]:
-    """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it.
+    """Rewrite nodes that the engine computes wrongly; for nodes without a workaround raise or warn.
 
     Returns:
-        What `run_passes` does, and fault to the nodes that were rewritten because of it.
+        The results of `run_passes`, and fault to the nodes that were rewritten because of it.
     """
     faults = faults_of(spec, capabilities)
-    found = {f.name: names for f in faults if (names := FAULTY_GRAPHS[f.name].find(graph.model))}
-    counts, warnings = run_passes(fault_passes(found), graph, source, progress)
+    faulty_nodes = {f.name: names for f in faults if (names := FAULTY_GRAPHS[f.name].find(graph.model))}
+    counts, warnings = run_passes(fault_passes(faulty_nodes), graph, source, progress)
     worked_around: dict[str, Sequence[str]] = {}
     for fault in faults:
-        nodes = FAULTY_GRAPHS[fault.name].find(graph.model) if fault.name in found else []
+        nodes = FAULTY_GRAPHS[fault.name].find(graph.model) if fault.name in faulty_nodes else []
         if nodes and fault.action != "warn":
-            way = fault.hint or "write it with other operators in the model"
+            workaround = fault.hint or "write it with other operators in the model"
             reader = capabilities.reader
             problem = f"{source.path}: {reader} computes {', '.join(nodes)} wrongly: {fault}"
-            hint = f"{way}; `ignore_faults` {fault.name} builds it as it is"
+            hint = f"{workaround}; `ignore_faults` {fault.name} builds it as it is"
             raise UnsupportedOperator(problem, hint=hint, operator=fault.operator, node=nodes[0])
         if nodes:
             warnings.append(f"known fault {fault}: {', '.join(nodes)}")
-        elif fault.name in found:
-            worked_around[fault.name] = found[fault.name]
+        elif fault.name in faulty_nodes:
+            worked_around[fault.name] = faulty_nodes[fault.name]
     return counts, warnings, worked_around

@@ -26,7 +26,7 @@ _DATA_SAMPLES = 16
 def graph_manifest(
     stage: str, graph: onnx.ModelProto, tools: str, options: Mapping[str, object], **rest: Any
 ) -> Manifest:
-    """Return the manifest of an ONNX file that a stage writes; `tools` names packages."""
+    """Return the manifest of an ONNX file that a stage writes; `tools` lists packages, space-separated."""
     proof = {"operators": count_operators(graph), **rest.pop("proof", {})}
     return Manifest(
         kind="onnx", stage=stage, precision=graph_precision(graph), io=model_io(graph),
@@ -35,13 +35,13 @@ def graph_manifest(
 
 
 class OnnxReference:
-    """A plain ONNX Runtime session of a file or a graph, for comparing outputs.
+    """An ONNX Runtime session on the CPU, for comparing the outputs of a file or a graph.
 
     Args:
-        integers: Whether it may make integer kernels of Q/DQ pairs, which say nothing of another runtime.
-        layouts: Whether it may choose layouts of memory: INT8 of a ResNet-50 is 1.5 times as fast then.
-        optimized: File to write what its optimizer makes of the graph.
-        signed: Whether int8 activations become integers, as on ARM (`SIGNED_ACTIVATIONS`).
+        integers: Whether Q/DQ pairs may become integer kernels, which differ from those of other runtimes.
+        layouts: Whether it may change memory layouts, which makes INT8 of a ResNet-50 1.5 times as fast.
+        optimized: File to write the optimized graph to.
+        signed: Whether Q/DQ of int8 activations becomes integer kernels, as on ARM (`SIGNED_ACTIVATIONS`).
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class OnnxReference:
             options.optimized_model_filepath = str(optimized)
         if signed:
             options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
-        # That optimizer rounds stored floats between Q/DQ pairs once more, and by tensor.
-        without = [] if integers else ["WeightBiasQuantization"]
-        self._session = make_session(model, options, without=without)
+        # This optimizer rounds stored floats between Q/DQ pairs a second time, per tensor.
+        disabled = [] if integers else ["WeightBiasQuantization"]
+        self._session = make_session(model, options, without=disabled)
         self.path = model.path if isinstance(model, Graph) else model
         self.names = [value.name for value in self._session.get_outputs()]
 
@@ -71,9 +71,9 @@ class OnnxReference:
 
 
 def sample_feeds(model: onnx.ModelProto, data: str | None, reference: OnnxReference) -> Iterator[Feeds]:
-    """Yield samples that are spread over the data, or random input that a session of the model runs on.
+    """Yield samples spread over the data, or random input with which a session of the model runs.
 
-    Random input is of two batch sizes, so that an axis that was folded to a constant is found out.
+    Random input has two batch sizes if the first axis is dynamic, to detect an axis folded to a constant.
     """
     if data is None:
         random_input = RandomInput(model)
@@ -91,26 +91,26 @@ def compare_outputs(
     *,
     lowest_db: float | None = None,
 ) -> Check:
-    """Return whether every pair (reference, outputs) is equal up to float32 rounding.
+    """Return whether the outputs of every pair (reference, outputs) are equal up to float32 rounding.
 
     Args:
-        subject: Name of the check, such as "same outputs as PyTorch at batch 3".
-        lowest_db: Require this signal-to-noise ratio instead: both sides round to integers, and a value
-            between two of them may go either way.
+        subject: Name of the check, e.g. "same outputs as PyTorch at batch 3".
+        lowest_db: Required signal-to-noise ratio instead of equality, for graphs that round to integers: a
+            value between two integers may round to either.
     """
     compared, lowest, boxes = 0, ("", float("inf")), BoxAgreement()
     for reference, outputs in pairs:
         if len(reference) != len(outputs):
             return Check(subject, False, f"{len(outputs)} outputs; {len(reference)} are required")
         values = {}
-        chosen = _reordered_boxes(names, reference, outputs)
-        boxes.same, boxes.rows = boxes.same + chosen.same, boxes.rows + chosen.rows
+        reordered = _reordered_boxes(names, reference, outputs)
+        boxes.same, boxes.rows = boxes.same + reordered.same, boxes.rows + reordered.rows
         for name, expected, output in zip(names, reference, outputs, strict=True):
-            if name in chosen.names:
+            if name in reordered.names:
                 continue
-            if differs := mismatch(expected, output, "fp16"):
-                required, found = differs
-                return Check(subject, False, f"output {name!r}: {found}; {required} is required")
+            if difference := mismatch(expected, output, "fp16"):
+                required, actual = difference
+                return Check(subject, False, f"output {name!r}: {actual}; {required} is required")
             values[name] = output_error(expected, output)
         for name, value in values.items():
             if not (value.close if lowest_db is None else value.snr_db >= lowest_db):
@@ -123,17 +123,17 @@ def compare_outputs(
         compared += 1
     quality = "equal" if lowest[1] == float("inf") else f"{lowest[1]:.1f} dB or better"
     if boxes.rows:
-        found = f"{boxes.same} of {boxes.rows} boxes with a partner"
-        quality = found if lowest[1] == float("inf") else f"{quality}, {found}"
+        agreement = f"{boxes.same} of {boxes.rows} boxes with a partner"
+        quality = agreement if lowest[1] == float("inf") else f"{quality}, {agreement}"
     return Check(subject, True, f"{compared} input{'s' * (compared != 1)}, {quality}")
 
 
 _SAME_BOXES = 0.99
-"""Share of boxes with a partner: of nearly equal scores another may come first, or be one too many."""
+"""Required share of boxes with a partner: boxes with nearly equal scores may change order or drop out."""
 
 
 def _reordered_boxes(names: Sequence[str], reference: Outputs, outputs: Outputs) -> BoxAgreement:
-    """Return the boxes, labels and scores that are the same in another order; none where they are equal."""
+    """Return the agreement of detections in another order; empty if the order is equal or the share low."""
     boxes = BoxAgreement()
     sides = [dict(zip(names, side, strict=True)) for side in (reference, outputs)]
     boxes.add(*sides)

@@ -1,4 +1,4 @@
-"""Write QuantizeLinear and DequantizeLinear where ONNX Runtime's quantizer does not."""
+"""Write QuantizeLinear and DequantizeLinear nodes, and store quantized tensors as integers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..model.graph.graph_edits import set_nodes, store
 
 
 def pair(value: str, result: str, parameters: Sequence[str], **settings: int) -> list[onnx.NodeProto]:
-    """Return a pair from `value` to `result`; `parameters` name scale and zero_point, settings the axis."""
-    middle = f"{result}/quantized"
+    """Return a Q/DQ pair from `value` to `result`; `parameters` are the names of scale and zero_point."""
+    quantized = f"{result}/quantized"
     return [
-        helper.make_node("QuantizeLinear", [value, *parameters], [middle], name=middle, **settings),
-        helper.make_node("DequantizeLinear", [middle, *parameters], [result], name=result, **settings),
+        helper.make_node("QuantizeLinear", [value, *parameters], [quantized], name=quantized, **settings),
+        helper.make_node("DequantizeLinear", [quantized, *parameters], [result], name=result, **settings),
     ]
 
 
@@ -33,7 +33,7 @@ def store_qparams(graph: onnx.GraphProto, base: str, qparams: QParams) -> list[s
 
 
 def stored_qparams(node: onnx.NodeProto, stored: Mapping[str, NDArray[Any]]) -> QParams:
-    """Return the parameters of a node of a pair whose scale and zero_point are stored."""
+    """Return the parameters of a QuantizeLinear or DequantizeLinear with stored scale and zero_point."""
     scale, zero_point = (stored[name] for name in node.input[1:])
     limits = np.iinfo(zero_point.dtype)
     axis = attribute(node, "axis", 1) if scale.ndim else None
@@ -43,17 +43,17 @@ def stored_qparams(node: onnx.NodeProto, stored: Mapping[str, NDArray[Any]]) -> 
 def store_integers(
     graph: onnx.GraphProto, integers: Mapping[str, NDArray[Any]], *, kept: Container[str] = ()
 ) -> None:
-    """Store what each QuantizeLinear makes of a stored tensor, in place of both.
+    """Replace each stored float tensor and its QuantizeLinear by the stored integers.
 
         weight ─ Q ─ DQ ─ Conv      becomes      weight_quantized ─ DQ ─ Conv
 
     Args:
-        integers: Tensor to what it is stored as; all others are rounded quotients.
-        kept: Outputs of the pairs that stay as they are: those of the model itself.
+        integers: Name of a float tensor to its integers; other tensors are rounded here.
+        kept: Outputs of QuantizeLinear nodes that must not change: those of the user's model.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    places = {name: place for place, name in enumerate(stored)}
-    made: dict[str, str] = {}
+    positions = {name: place for place, name in enumerate(stored)}
+    quantized_names: dict[str, str] = {}
     tensors: dict[int, onnx.TensorProto] = {}
     for node in graph.node:
         is_stored = node.op_type == "QuantizeLinear" and node.input[0] in stored
@@ -63,13 +63,13 @@ def store_integers(
             if values is None:
                 arrays = {name: numpy_helper.to_array(stored[name]) for name in node.input}
                 values = quantize(arrays[name], stored_qparams(node, arrays))
-            made[node.output[0]] = f"{name}_quantized"
-            tensors[max(places[name] for name in node.input[1:])] = numpy_helper.from_array(
-                values, made[node.output[0]]
+            quantized_names[node.output[0]] = f"{name}_quantized"
+            tensors[max(positions[name] for name in node.input[1:])] = numpy_helper.from_array(
+                values, quantized_names[node.output[0]]
             )
     for node in graph.node:
         if node.op_type == "DequantizeLinear":
-            node.input[0] = made.get(node.input[0], node.input[0])
-    set_nodes(graph, [node for node in graph.node if not made.keys() & set(node.output)])
-    for place in sorted(tensors, reverse=True):  # behind its scale and zero_point
+            node.input[0] = quantized_names.get(node.input[0], node.input[0])
+    set_nodes(graph, [node for node in graph.node if not quantized_names.keys() & set(node.output)])
+    for place in sorted(tensors, reverse=True):  # insert after its scale and zero_point
         graph.initializer.insert(place + 1, tensors[place])

@@ -1,9 +1,9 @@
-"""`qcompile package ep-context`: an engine as an ONNX file for ONNX Runtime's provider, and for Windows ML.
+"""`qcompile package ep-context`: wrap an engine in an ONNX file for an ONNX Runtime provider or Windows ML.
 
-The provider builds such a file only on the GPU that will run it (onnxruntime issue 29757). TensorRT-RTX
-builds the engine without a GPU; this adds the graph around it, and verifies what needs no provider.
+The provider itself can build this file only on the GPU that will run it (onnxruntime issue 29757).
+TensorRT-RTX builds the engine without a GPU; this module adds the graph and verifies it without a provider.
 
-Providers are as their sources have them: microsoft/onnxruntime (`core/providers/nv_tensorrt_rtx/`, its tests
+Formats follow the providers' sources: microsoft/onnxruntime (`core/providers/nv_tensorrt_rtx/`, its tests
 `nv_ep_context_test.cc` and `nv_basic_test.cc`, `core/providers/tensorrt/`) and the plugin
 NVIDIA/TensorRT-RTX-EP-ABI (`src/onnx_ctx_model_helper.cc`, `src/tensorrt_rtx_provider_factory.cc`). The graph
 is one EPContext node (`core/graph/contrib_ops/contrib_defs.cc`):
@@ -13,11 +13,11 @@ is one EPContext node (`core/graph/contrib_ops/contrib_defs.cc`):
 | `main_context`          | 1: the node owns its engine (providers of TensorRT write 0, and read neither) |
 | `embed_mode`            | 1: the engine is in the node; 0: in a file beside the model                   |
 | `ep_cache_context`      | the engine's bytes, or the name of that file                                  |
-| `hardware_architecture` | `80+` for Ampere and newer, else the GPUs, such as `86`                       |
-| `partition_name`        | a name of this engine's own: the runtime cache is found by it                 |
-| `source`                | the provider; others leave the node alone                                     |
+| `hardware_architecture` | `80+` for Ampere and newer, else the list of GPUs, e.g. `86`                  |
+| `partition_name`        | a unique name per engine, the key of the runtime cache                        |
+| `source`                | the provider; other providers ignore the node                                 |
 
-`onnx_model_filename` is read where a provider gives a stripped engine its weights, and left out.
+`onnx_model_filename` is omitted: providers read it only to load the weights of a stripped engine.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from ...spec.keywords import EpContextKeywords
 
 LARGEST_EMBEDDED = (1 << 31) - (1 << 20)
-"""Bytes of an engine that fits into a protobuf file; 1 MiB under its 2 GB, for the graph."""
+"""Largest engine in bytes that fits into a protobuf file: 2 GiB less 1 MiB for the graph."""
 
 OPERATOR, DOMAIN = "EPContext", "com.microsoft"
 COMPATIBILITY = "ep_compatibility_info."
-"""Prefix of the model's metadata that says what a provider's engine runs on
+"""Prefix of the key in the model's metadata for the hardware that a provider's engine supports
 (`kOrtModelMetadata_EpCompatibilityInfoPrefix` of `onnxruntime_ep_device_ep_metadata_keys.h`)."""
 
-_IR_VERSION, _OPSET = 8, 17  # old enough for every ONNX Runtime that has these providers
+_IR_VERSION, _OPSET = 8, 17  # supported by every ONNX Runtime with these providers
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Provider:
     """A provider of ONNX Runtime that loads engines of a target; the node's `source` must be its name.
 
     Attributes:
-        header_bytes: First bytes of a plan from which it tells whether it fits the GPU; 0 where it does not.
-        gpus: Compute capabilities of which it takes GPUs, besides all from `newest_gpus` on; empty for all.
-        needs: Provider options without which those of its versions that know them load no EPContext node.
-        choice_of_profile: How it chooses among several optimization profiles; empty where that is not known.
+        header_bytes: Length of the plan's header that the provider checks against the GPU; 0 without a check.
+        gpus: Supported compute capabilities, besides all from `newest_gpus` on; empty for all.
+        needs: Provider options that some versions require to load an EPContext node.
+        choice_of_profile: How it chooses among several optimization profiles; empty if unknown.
     """
 
     target: str
@@ -79,7 +79,7 @@ class Provider:
     choice_of_profile: str = ""
 
     def takes(self, gpu: str) -> bool:
-        """Whether it can be opened on a GPU such as "sm86"."""
+        """Return whether the provider supports a GPU, spelled as in "sm86"."""
         number = int("".join(filter(str.isdigit, gpu)) or 0)
         return not self.gpus or number in self.gpus or number >= self.newest_gpus
 
@@ -89,14 +89,14 @@ RTX = Provider(
     "NvTensorRTRTXExecutionProvider",
     # `kTensorRTEngineHeaderSize` of both sources, and `Runtime.engine_header_size` of TensorRT-RTX 1.7.
     header_bytes=64,
-    # Issue 29757: the provider's constructor fails on others.
+    # Issue 29757: the provider's constructor fails on other GPUs.
     gpus=(86, 89),
     newest_gpus=120,
-    # nv_basic_test.cc, `EPContextEngineRequiresOptIn`; NVIDIA's plugin 0.5.0 has no such option.
+    # nv_basic_test.cc, `EPContextEngineRequiresOptIn`; NVIDIA's plugin 0.5.0 lacks this option.
     needs=("nv_engine_deserialization_enable=1",),
     # nv_execution_provider.cc, `OnRunStart`.
     choice_of_profile=(
-        "the first is used, unless provider option nv_multi_profile_enable is 1 and each run says its "
+        "the first is used, unless provider option nv_multi_profile_enable is 1 and each run sets its "
         "nv_profile_index"
     ),
 )
@@ -106,10 +106,7 @@ PROVIDERS = {RTX.target: RTX, "tensorrt": Provider("tensorrt", "TensorrtExecutio
 
 @dataclass(frozen=True)
 class EpContext:
-    """An engine as an ONNX file, with what the provider must be given and the user should know.
-
-    `files` are the ONNX file and that of the engine, unless it is embedded.
-    """
+    """The written ONNX file of an engine; `files` are that file and, unless embedded, the engine's file."""
 
     path: Path
     files: Sequence[Path]
@@ -136,22 +133,22 @@ def package_ep_context(
     progress: Progress = silent,
     **options: Unpack[EpContextKeywords],
 ) -> EpContext:
-    """Write an ONNX file whose one node is an engine, with a manifest that says it has not run.
+    """Write an ONNX file with one EPContext node for an engine; its manifest records that it has not run.
 
     Args:
         artifact: An engine with its manifest.
-        output: The ONNX file. Unless the engine is embedded, it lies beside it as `OUTPUT.data`.
-        spec: How.
-        progress: Told of every step.
-        options: Fields of `EpContextSpec` by name, in place of those of `spec`.
+        output: The ONNX file. Unless `embed` is set, the engine is written beside it as `OUTPUT.data`.
+        spec: All options as one object.
+        progress: Called at every step.
+        options: Fields of `EpContextSpec` by name; they override those of `spec`.
 
     Returns:
-        What was written, checked, and should be known.
+        The written files, the required provider options, checks and warnings.
 
     Raises:
         MissingFile, ArtifactError: If the engine is missing, damaged, has no manifest or no weights.
-        InvalidOption: If the provider does not load it, or the file could not hold it.
-        ModelError: If ONNX or ONNX Runtime refuses what was written.
+        InvalidOption: If the provider cannot load the engine, or it is too large to embed.
+        ModelError: If ONNX or ONNX Runtime refuses the written file.
     """
     spec = spec_from_call(EpContextSpec, spec, options)
     embed, source, final = spec.embed, require_file(Path(artifact), what="engine"), Path(output)
@@ -159,9 +156,9 @@ def package_ep_context(
         raise InvalidOption(f"output {final}: an .onnx file is required", option="output")
     progress("check the engine")
     engine = load_artifact(source)
-    provider = _provider(engine, spec.provider)
-    io = _io(engine)
-    warnings = [*_unfit(engine, provider), "not run: no GPU has loaded this file"]
+    provider = _find_provider(engine, spec.provider)
+    io = _checked_io(engine)
+    warnings = [*_check_hardware(engine, provider), "not run: no GPU has loaded this file"]
     if embed and source.stat().st_size > LARGEST_EMBEDDED:
         problem = f"the engine has {source.stat().st_size:,} bytes; an ONNX file holds less than 2 GB"
         raise Refused("embed", problem, hint="leave `embed` out: the engine then lies beside the file")
@@ -181,7 +178,7 @@ def package_ep_context(
         checks, notes = check_written(path, provider, engine.manifest, io, header)
         warnings += notes
         before = engine.manifest
-        # The engine's manifest, as far as it is still true, and what was made of it.
+        # The fields of the engine's manifest that remain true, and those of the package.
         proof = {"provider": provider.name, "provider_options": list(provider.needs),
                  "engine_bytes": before.size_bytes, "has_run": False}  # fmt: skip
         manifest = replace(
@@ -199,8 +196,8 @@ def package_ep_context(
     )  # fmt: skip
 
 
-def _provider(engine: Artifact, target: str) -> Provider:
-    """The provider of an engine; `target` is that of the one to load it, or empty."""
+def _find_provider(engine: Artifact, target: str) -> Provider:
+    """Return the provider for an engine; refuse another `target` than the engine's, unless it is empty."""
     manifest, path = engine.manifest, engine.path
     if manifest.kind != "engine" or manifest.target not in PROVIDERS:
         problem = f"is {manifest.kind} for {manifest.target or 'any target'}; an engine of TensorRT or"
@@ -213,8 +210,8 @@ def _provider(engine: Artifact, target: str) -> Provider:
     return provider
 
 
-def _io(engine: Artifact) -> ModelIO:
-    """Inputs and outputs; refuses an engine that a provider could not feed."""
+def _checked_io(engine: Artifact) -> ModelIO:
+    """Return inputs and outputs; refuse an engine without weights, or with unsupported types or formats."""
     manifest, path = engine.manifest, engine.path
     source = "the provider would look for the ONNX file they come from"
     require_weights(path, manifest, f"is stored without weights; {source}")
@@ -226,40 +223,40 @@ def _io(engine: Artifact) -> ModelIO:
         if tensor.dtype not in TENSORRT.dtypes:
             raise InvalidOption(f"{path}: {tensor.name!r} is {tensor.dtype}, which TensorRT's providers lack")
         if tensor.name in formats:
-            problem = f"{path}: {tensor.name!r} is in a memory format of its own; ONNX Runtime's are linear"
+            problem = f"{path}: {tensor.name!r} has a non-linear memory format; ONNX Runtime's are linear"
             raise InvalidOption(problem, hint="build without `io_formats`")
     return io
 
 
-def _unfit(engine: Artifact, provider: Provider) -> list[str]:
-    """What stands against the GPUs and the options that the engine was built for."""
+def _check_hardware(engine: Artifact, provider: Provider) -> list[str]:
+    """Return warnings on GPUs, profiles and plugins; refuse an engine for unsupported GPUs only."""
     manifest, gpus = engine.manifest, engine.manifest.device.get("gpus")
     if not gpus:
         raise refused(engine.path, "its manifest names no GPU that it was built for", BUILD_AGAIN)
-    unfit = [gpu for gpu in gpus if not provider.takes(gpu)]
-    least = ", ".join(f"sm{number}" for number in provider.gpus)
-    limits = f"{provider.name} takes {least} and sm{provider.newest_gpus} and newer"
-    if len(unfit) == len(gpus) and manifest.options.get("hardware_compatible") != "ampere+":
+    unsupported = [gpu for gpu in gpus if not provider.takes(gpu)]
+    listed = ", ".join(f"sm{number}" for number in provider.gpus)
+    limits = f"{provider.name} takes {listed} and sm{provider.newest_gpus} and newer"
+    if len(unsupported) == len(gpus) and manifest.options.get("hardware_compatible") != "ampere+":
         problem = f"{engine.path}: was built for {', '.join(gpus)}; {limits}"
         raise InvalidOption(problem, hint="build it for one of these with `gpus`", option="gpus")
-    notes = [f"{', '.join(unfit)}: not usable: {limits}"] if unfit else []
+    notes = [f"{', '.join(unsupported)}: not usable: {limits}"] if unsupported else []
     profiles = manifest.proof.get("profiles", ())
     if provider.choice_of_profile and len(profiles) > 1:
         notes.append(f"{len(profiles)} optimization profiles: {provider.choice_of_profile}")
     if manifest.options.get("plugins"):
-        notes.append("its plugins are not packaged: the provider must be told where their libraries are")
+        notes.append("its plugins are not packaged: give the provider the paths of their libraries")
     return notes
 
 
-_WANTS_PROVIDER = "NotImplemented"
-"""ONNX Runtime's exception where a graph is valid and nothing here can execute a node of it; a graph that
-contradicts the schema is `InvalidGraph`, an operator that it does not know `Fail` (both seen in 1.31.1)."""
+_NO_PROVIDER = "NotImplemented"
+"""ONNX Runtime's exception for a valid graph with a node that no provider here executes. A graph that
+violates the schema raises `InvalidGraph`, an unknown operator `Fail` (both seen in 1.31.1)."""
 
 
 def check_written(
     path: Path, provider: Provider, engine: Manifest, io: ModelIO, header: bytes
 ) -> tuple[list[Check], list[str]]:
-    """Read a file back and verify it; return what held, and what could not be verified."""
+    """Verify the written file; return the passed checks, and notes on checks that could not run."""
     model = read_graph(path).model
     attributes = {item.name: item for item in model.graph.node[0].attribute}
     context = attributes["ep_cache_context"].s
@@ -267,7 +264,7 @@ def check_written(
         digest = f"sha256:{hashlib.sha256(context).hexdigest()}"
     else:
         name = context.decode()
-        # On Windows too: the providers refuse names that leave the model's folder.
+        # With Windows' rules on every platform: the providers refuse names outside of the model's folder.
         _require(path, PureWindowsPath(name).name == name, f"its engine {name!r} does not lie beside it")
         digest = digest_files([path.parent / name])
     same = digest == engine.digest
@@ -283,12 +280,12 @@ def check_written(
         _require(path, recorded == header.hex(), "its compatibility information is not the engine's header")
         checks.append(Check("its metadata holds the engine's header", True, f"{provider.header_bytes} bytes"))
     del model, context, attributes
-    read = _onnx_runtime_reads_it(path, provider)
-    return (checks, [read]) if isinstance(read, str) else ([*checks, read], [])
+    schema_check = _check_schema(path, provider)
+    return (checks, [schema_check]) if isinstance(schema_check, str) else ([*checks, schema_check], [])
 
 
-def _onnx_runtime_reads_it(path: Path, provider: Provider) -> Check | str:
-    """ONNX Runtime's own schema, and its own word on what is missing; why it could not be asked."""
+def _check_schema(path: Path, provider: Provider) -> Check | str:
+    """Check the node with ONNX Runtime's schema; return the reason if ONNX Runtime cannot be imported."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -296,20 +293,20 @@ def _onnx_runtime_reads_it(path: Path, provider: Provider) -> Check | str:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
-        # The processor alone is offered: an engine is executable code, and is not loaded here.
+        # Only the CPU provider is offered: an engine is executable code and must not be loaded here.
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as refusal:  # its exceptions share no narrower base
         reason = first_line(refusal)
-        valid = type(refusal).__name__ == _WANTS_PROVIDER and OPERATOR in reason
+        valid = type(refusal).__name__ == _NO_PROVIDER and OPERATOR in reason
         _require(path, valid, f"ONNX Runtime {onnxruntime.__version__} refuses it: {reason}")
         detail = f"{onnxruntime.__version__}; what it lacks here is {provider.name}"
         return Check("ONNX Runtime's schema accepts the node", True, detail)
     raise ModelError(f"{path}: ONNX Runtime runs it without {provider.name}", file=path)
 
 
-def _require(path: Path, holds: bool, otherwise: str) -> None:
+def _require(path: Path, holds: bool, problem: str) -> None:
     if not holds:
-        raise ModelError(f"{path}: {otherwise}", file=path)
+        raise ModelError(f"{path}: {problem}", file=path)
 
 
 def engine_graph(
@@ -334,7 +331,7 @@ def engine_graph(
 
 
 def architecture(manifest: Manifest) -> str:
-    """Return what an engine runs on as the providers spell it: `86`, or `80+` for all from Ampere on."""
+    """Return the GPUs of an engine in the providers' spelling: `86`, or `80+` for Ampere and newer."""
     if manifest.options.get("hardware_compatible") == "ampere+":
         return "80+"
     return ",".join(gpu.removeprefix("sm") for gpu in manifest.device["gpus"])
@@ -347,7 +344,7 @@ def _values(tensors: Sequence[TensorInfo]) -> list[onnx.ValueInfoProto]:
     values = []
     for tensor in tensors:
         numpy_type = np.dtype(getattr(ml_dtypes, tensor.dtype, tensor.dtype))
-        # An axis without a name ("?") has neither extent nor name in ONNX.
+        # In ONNX an axis without a name ("?") has neither dim_value nor dim_param.
         shape = [None if extent == "?" else extent for extent in tensor.shape]
         kind = onnx.helper.np_dtype_to_tensor_dtype(numpy_type)
         values.append(onnx.helper.make_tensor_value_info(tensor.name, kind, shape))

@@ -1,8 +1,8 @@
 """`qcompile package triton`: write a model repository for Triton Inference Server.
 
-A model's folder is `NAME/config.pbtxt` and `NAME/VERSION/` (Triton, "Model Repository"). Everything is made
-in a hidden folder beside the repository, which a server may be watching, and moved in whole: a new model by
-one rename; a new version first, then the configuration. What fails in between is taken back.
+A model's folder has `NAME/config.pbtxt` and `NAME/VERSION/` (Triton, "Model Repository"). A server may be
+polling the repository. Files are therefore written to a hidden folder beside it and moved: a new model by one
+rename; for a new version first the version, then the configuration. A failure undoes the moves.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _NAME_BYTES = 255
 
 
 def model_folder(repository: Path, name: str) -> Path:
-    """Return where a model lies."""
+    """Return the folder of a model; refuse an invalid `name`, or a file in place of a folder."""
     if not _NAME.fullmatch(name) or not name.isprintable() or len(os.fsencode(name)) > _NAME_BYTES:
-        problem = "is the name of a folder and part of an address; no space, slash or control character, and"
-        raise Refused("name", f"{problem} no dot at its beginning", value=name)
+        problem = "must be usable as a folder and in a URL: no space, slash or control character, and"
+        raise Refused("name", f"{problem} no leading dot", value=name)
     for path in (repository, repository / name):
         if path.exists() and not path.is_dir():
             raise InvalidOption(f"output {path}: is a file; a folder is required", option="output")
@@ -70,7 +70,7 @@ def versions_in(folder: Path) -> list[int]:
 
 
 def edited(config: Path) -> bool:
-    """Whether a configuration that is there is another's, or ours with changes."""
+    """Return whether an existing configuration was not written by qcompile, or was changed since."""
     if not config.is_file():
         return False
     header, newline, text = config.read_bytes().partition(b"\n")
@@ -80,31 +80,31 @@ def edited(config: Path) -> bool:
 
 @contextmanager
 def beside(repository: Path) -> Iterator[Path]:
-    """Yield an empty hidden folder from which files can be renamed into the repository."""
+    """Yield an empty hidden folder on the repository's file system; remove a new repository left empty."""
     is_new = not repository.is_dir()
     with contextlib.ExitStack() as stack:
         try:
             repository.mkdir(parents=True, exist_ok=True)
-            temporary = stack.enter_context(locked_folder(_place(repository)))
+            hidden = stack.enter_context(held_folder(_hidden_parent(repository)))
         except OSError as error:
-            raise _refused(repository, error) from error
+            raise _translate_os_error(repository, error) from error
         try:
-            yield temporary
+            yield hidden
         finally:
             stack.close()
             if is_new and not any(repository.iterdir()):
                 repository.rmdir()
 
 
-def _refused(output: Path | str, error: OSError) -> QCompileError:
-    """What the file system says: a disk's problem, or a folder that cannot be one."""
+def _translate_os_error(output: Path | str, error: OSError) -> QCompileError:
+    """Translate an error of the file system: a storage error, or an unusable `output`."""
     usage = isinstance(error, FileExistsError | NotADirectoryError)
     problem = None if usage else storage_error(error)
     return problem or InvalidOption(f"output {output}: {error.strerror} ({error.filename})")
 
 
-def _place(repository: Path) -> Path:
-    """A server that polls its repository takes every folder in it for a model: rather beside than inside."""
+def _hidden_parent(repository: Path) -> Path:
+    """Return the parent of hidden folders: if possible outside the repository, which a server may poll."""
     outside = repository.resolve().parent
     same = outside.stat().st_dev == repository.stat().st_dev and os.access(outside, os.W_OK | os.X_OK)
     parent = outside if same else repository
@@ -113,7 +113,7 @@ def _place(repository: Path) -> Path:
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:
-    """Copy files to their places below a new folder, and compare what arrived."""
+    """Copy files to their places below a new folder, and verify the digests of the copies."""
     try:
         for place, source in files.items():
             target = folder / place
@@ -124,11 +124,11 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
             if digest_files([source]) != digest_files([target]):
                 raise ArtifactError(f"{source}: its copy {place} differs; it changed meanwhile", file=source)
     except OSError as error:
-        raise _refused(folder.name, error) from error
+        raise _translate_os_error(folder.name, error) from error
 
 
 def put_in_place(staged: Path, folder: Path, version: int) -> None:
-    """Move `staged` (a version's folder and the configuration) to where the model lies, or change nothing."""
+    """Move `staged` (a version's folder and the configuration) into the model's folder; undo it on errors."""
     undo: list[tuple[Path, Path]] = []
 
     def move(source: Path, target: Path) -> None:
@@ -150,7 +150,7 @@ def put_in_place(staged: Path, folder: Path, version: int) -> None:
             if target.exists() and not source.exists():
                 os.rename(target, source)
         if isinstance(error, OSError):
-            raise _refused(folder, error) from error
+            raise _translate_os_error(folder, error) from error
         raise
 
 
@@ -159,11 +159,11 @@ class Packaged:
     """A model in a repository.
 
     Attributes:
-        folder, name: Of the model, as requests spell it.
-        versions: All that are there now.
-        max_batch_size: Largest batch that Triton forms; 0 for none.
+        folder, name: Of the model, as in requests.
+        versions: All versions in the repository after packaging.
+        max_batch_size: Largest batch that Triton forms; 0 without batching.
         config: The text of `config.pbtxt`.
-        files: What was written for the version, below its folder.
+        files: Files of this version, relative to its folder.
         server: The command that serves the repository.
     """
 
@@ -195,22 +195,22 @@ def package_triton(
 ) -> Packaged:
     """Put an artifact into a Triton model repository, with its configuration and its manifest.
 
-    Versions that are there stay, and must have the same inputs, outputs and profiles: one configuration
-    serves them all. It is written anew, unless somebody changed it.
+    Existing versions remain and must have the same inputs, outputs and profiles, because they share one
+    configuration. It is rewritten; if a user changed it, `overwrite` is required.
 
     Args:
         artifact: An engine of target "tensorrt", an ONNX file or TorchScript.
-        repository: Folder that the server is started with; made where it is missing.
-        spec: What Triton is told beside the model.
-        progress: Told of every step.
-        keywords: Fields of `TritonSpec` by name, in place of those of `spec`; `name` is required.
+        repository: Model repository of the server; created if missing.
+        spec: All options as one object.
+        progress: Called at every step.
+        keywords: Fields of `TritonSpec` by name; they override those of `spec`. `name` is required.
 
     Returns:
-        What was written, checked, and should be known.
+        The packaged model, with checks and warnings.
 
     Raises:
-        MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, or nothing Triton serves.
-        InvalidOption: If an option or the model that is there stands against it. Nothing is then written.
+        MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, or unsupported by Triton.
+        InvalidOption: If an option is wrong or conflicts with the existing model; nothing is written then.
     """
     checked = spec_from_call(TritonSpec, spec, keywords)
     repository, name, version = Path(repository), checked.name, checked.version
@@ -241,11 +241,11 @@ def package_triton(
 
 
 def _check_place(folder: Path, present: Sequence[int], spec: TritonSpec) -> None:
-    """Refuse what would take something away that nobody said may go."""
+    """Refuse to overwrite a version or a changed configuration, and a policy with missing versions."""
     version = spec.version
     if (folder / str(version)).exists() and not spec.overwrite:
         hint = f"give `version` {max([version, *present]) + 1}, or `overwrite`"
-        raise InvalidOption(f"{folder}: version {version} is there", hint=hint, option="version")
+        raise InvalidOption(f"{folder}: version {version} exists", hint=hint, option="version")
     if edited(folder / CONFIG) and not spec.overwrite:
         problem = f"{folder / CONFIG}: was not written by qcompile, or was changed since"
         hint = "`overwrite` replaces it; keep a copy of your changes"
@@ -256,36 +256,36 @@ def _check_place(folder: Path, present: Sequence[int], spec: TritonSpec) -> None
 
 
 def _check_same(model: TritonModel, config: Config, folder: Path, version: int) -> None:
-    """Refuse a model whose version beside this one could not be served by this one's configuration."""
-    before = _read_version(model, folder, version)
+    """Refuse a model if its configuration cannot serve the existing `version` as well."""
+    existing = _read_version(model, folder, version)
     batched = config.max_batch_size > 0
-    mine, theirs = (tensor_fields(each, batched=batched) for each in (model, before))
-    differing = (spelled(theirs), spelled(mine)) if mine != theirs else ()
-    if not differing and len(before.profiles) != len(model.profiles):
-        differing = f"{len(before.profiles)} optimization profiles", str(len(model.profiles))
+    tensors, existing_tensors = (tensor_fields(each, batched=batched) for each in (model, existing))
+    differing = (spelled(existing_tensors), spelled(tensors)) if tensors != existing_tensors else ()
+    if not differing and len(existing.profiles) != len(model.profiles):
+        differing = f"{len(existing.profiles)} optimization profiles", str(len(model.profiles))
     if differing:
         problem = f"{folder}: version {version} has {differing[0]}; this one has {differing[1]}"
         hint = "give another `name`: one configuration serves all versions of a model"
         raise InvalidOption(problem, hint=hint)
     size = config.max_batch_size
-    most = max((last for _, last in profile_batches(before)), default=size)
-    if size > most:
-        problem = f"{folder}: version {version} takes batches up to {most}; this one up to {size}"
-        hint = f"give `max_batch_size` {most}, or another `name`"
+    largest = max((last for _, last in profile_batches(existing)), default=size)
+    if size > largest:
+        problem = f"{folder}: version {version} takes batches up to {largest}; this one up to {size}"
+        hint = f"give `max_batch_size` {largest}, or another `name`"
         raise InvalidOption(problem, hint=hint, option="max_batch_size")
 
 
 def _read_version(model: TritonModel, folder: Path, version: int) -> TritonModel:
-    """A version that is there already, read as it lies: Triton names its files, not its maker."""
+    """Return an existing version, read from its files; it may have been made by another tool."""
     file = folder / str(version) / model.backend.file
     file = file / model.backend.file if file.is_dir() else file
     subject, hint = f"{folder}: version {version}", "give another `name`"
     try:
-        before = read_triton_model(file, verify=False)
+        existing = read_triton_model(file, verify=False)
     except QCompileError as error:
         problem = f"{subject} cannot be compared with this one: {error.message}"
         raise InvalidOption(problem, hint=hint) from error
-    if before.backend is not model.backend:
-        problem = f"is for the {before.backend.name} backend; this one is for {model.backend.name}"
+    if existing.backend is not model.backend:
+        problem = f"is for the {existing.backend.name} backend; this one is for {model.backend.name}"
         raise ArtifactError(f"{subject} {problem}", hint=hint, file=file)
-    return before
+    return existing

@@ -1,7 +1,7 @@
-"""An artifact as a Triton model: its backend, inputs, outputs, files and profiles.
+"""Read an artifact as a Triton model: its backend, inputs, outputs, files and profiles.
 
-What the backends serve and take is read from Triton's documents ("Model Repository", "Model Configuration")
-and its backends' sources, 26.09.
+The capabilities of the backends follow Triton's documents ("Model Repository", "Model Configuration") and the
+sources of its backends, 26.09.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ...model.sources.source import parse_source
 from ...spec.tensors import ModelIO, TensorInfo
 from ...spec.words import CPU_TARGETS
 
-_INT64_BEFORE = 10
+_FIRST_INT64_MAJOR = 10
 """TensorRT 8's parser casts int64 inputs to int32 (onnx-tensorrt, docs/operators.md)."""
 BUILD_AGAIN = "build the engine again"
 
@@ -46,7 +46,7 @@ def refused(path: Path, problem: str, hint: str) -> ArtifactError:
 
 @dataclass(frozen=True)
 class Range:
-    """Extents that one input may have in one optimization profile."""
+    """Shapes that one input may have in one optimization profile."""
 
     min: tuple[int, ...]
     opt: tuple[int, ...]
@@ -55,16 +55,16 @@ class Range:
 
 @dataclass(frozen=True)
 class TritonModel:
-    """An artifact as Triton will see it.
+    """An artifact with the properties that its Triton configuration depends on.
 
     Attributes:
         io: Inputs and outputs under the names that requests use.
-        kind: "gpu" or "cpu" where it belongs; empty for either.
-        files: Place in the version's folder to the file that goes there.
+        kind: "gpu" or "cpu" if the artifact is bound to it; else empty.
+        files: Path below the version's folder to the source file.
         manifest: The artifact's; None for an ONNX file from elsewhere.
         profiles: Optimization profiles: input to its range.
-        shape_tensors: Inputs whose values are shapes.
-        server_options: What `tritonserver` must be started with.
+        shape_tensors: Inputs that hold shapes as values.
+        server_options: Required options of `tritonserver`.
     """
 
     path: Path
@@ -82,13 +82,13 @@ class TritonModel:
 
 
 def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
-    """Return an engine, ONNX or TorchScript file as a Triton model; all but ONNX need their manifest."""
+    """Read an engine, ONNX or TorchScript file as a Triton model; only ONNX files may lack a manifest."""
     require_file(path, what="artifact")
     manifest = read_manifest(path)
     kind = manifest.kind if manifest else "onnx" if path.suffix.lower() == ".onnx" else ""
     if kind not in _READERS:
-        problem = f"is a {kind} file" if kind else "has no manifest that says what it is"
-        hint = "give what qcompile build made, with its manifest beside it, or an .onnx file"
+        problem = f"is a {kind} file" if kind else "has no manifest"
+        hint = "give an artifact of `qcompile build` with its manifest, or an .onnx file"
         raise refused(path, f"{problem}; Triton takes engines, ONNX and TorchScript", hint)
     checks: tuple[Check, ...] = ()
     if manifest is not None and verify:
@@ -105,7 +105,7 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
 
 
 def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
-    assert manifest is not None  # an engine without one is of no kind
+    assert manifest is not None  # without a manifest the kind is never "engine"
     backend = engine(manifest.target).triton
     if backend is None:
         problem = f"built for {manifest.target}; Triton's tensorrt backend loads plans of TensorRT itself"
@@ -115,14 +115,14 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     io, notes = _tensorrt_io(_manifest_io(path, manifest), manifest)
     profiles = _profiles(path, manifest)
     tensors = {tensor.name: tensor for tensor in io.inputs}
-    # Data of fixed shape is in no profile: what is there without a dynamic axis has a range of values.
-    of_values = {
+    # Profiles hold shapes of dynamic inputs; without a dynamic axis the range of an input is one of values.
+    shape_inputs = {
         name for ranges in profiles for name in ranges if name in tensors and not tensors[name].dynamic_axes
     }
-    engine_notes, options = _engine_needs(manifest)
+    engine_notes, options = _server_needs(manifest)
     return TritonModel(
         path, backend, io, "gpu", {backend.file: path}, profiles=profiles,
-        shape_tensors=frozenset(of_values), non_linear=non_linear(manifest),
+        shape_tensors=frozenset(shape_inputs), non_linear=non_linear(manifest),
         notes=(*notes, *engine_notes), server_options=options,
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
     backend = engine(target).triton
     if backend is None:
         raise refused(path, f"Triton has no backend for {target}", "")
-    notes = [] if manifest else [f"{path.name} has no manifest: nothing says how it was verified"]
+    notes = [] if manifest else [f"{path.name} has no manifest, so no record of its verification"]
     if manifest and manifest.target.startswith("tensorrt"):
         notes.append(f"its Q/DQ is placed for {manifest.target}, and ONNX Runtime will run it")
     if backend.note:
@@ -171,7 +171,7 @@ _READERS = {"engine": _read_engine, "onnx": _read_onnx, "torchscript": _read_tor
 
 def _manifest_io(path: Path, manifest: Manifest) -> ModelIO:
     if manifest.io is None or not manifest.io.inputs or not manifest.io.outputs:
-        problem = "its manifest names no inputs and outputs; Triton must be told them"
+        problem = "its manifest names no inputs and outputs; Triton needs them"
         raise refused(path, problem, "make the artifact again")
     return manifest.io
 
@@ -179,16 +179,16 @@ def _manifest_io(path: Path, manifest: Manifest) -> ModelIO:
 def _tensorrt_io(io: ModelIO, manifest: Manifest) -> tuple[ModelIO, list[str]]:
     version = manifest.tools.get("tensorrt", "")
     major = version.partition(".")[0]
-    if not major.isdigit() or int(major) >= _INT64_BEFORE:
+    if not major.isdigit() or int(major) >= _FIRST_INT64_MAJOR:
         return io, []
-    wide = [tensor.name for tensor in (*io.inputs, *io.outputs) if tensor.dtype == "int64"]
+    int64_names = [tensor.name for tensor in (*io.inputs, *io.outputs) if tensor.dtype == "int64"]
     dtypes = {"int64": "int32"}
     inputs, outputs = (
         tuple(replace(tensor, dtype=dtypes.get(tensor.dtype, tensor.dtype)) for tensor in tensors)
         for tensors in (io.inputs, io.outputs)
     )
-    note = f"TensorRT {version} made int32 of int64 {', '.join(wide)}: requests send int32"
-    return ModelIO(inputs, outputs), [note] if wide else []
+    note = f"TensorRT {version} converted int64 {', '.join(int64_names)} to int32: requests send int32"
+    return ModelIO(inputs, outputs), [note] if int64_names else []
 
 
 def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
@@ -209,25 +209,25 @@ def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
 
 
 def non_linear(manifest: Manifest) -> frozenset[str]:
-    """Return the inputs and outputs that an engine has in memory formats of their own."""
+    """Return the inputs and outputs that the engine has in a memory format other than linear."""
     parts = [text.rpartition("=") for text in manifest.options.get("io_formats", ())]
     return frozenset(name for name, _, form in parts if form.partition(":")[2] not in ("", "linear"))
 
 
-def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
-    """Notes on the server, and its options, that follow from how the engine was built."""
+def _server_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
+    """Return notes on the server, and its options, that follow from the build options of the engine."""
     version = manifest.tools.get("tensorrt") or "unknown"
     device = ", ".join(f"{key} {value}" for key, value in manifest.device.items()) or "unknown"
     options = []
     notes = [f"built by TensorRT {version} on {device}: the server must have that version and such a GPU"]
     if manifest.options.get("version_compatible"):
         options.append("--backend-config=tensorrt,version-compatible=true")
-        notes = [f"built by TensorRT {version} for it and newer ones, on {device}"]
+        notes = [f"built by TensorRT {version} on {device}, for that version and newer"]
     if plugins := manifest.options.get("plugins"):
         options.append(f"--backend-config=tensorrt,plugins={';'.join(plugins)}")
-        notes.append("its plugins are not packaged: copy the libraries and name where they are")
+        notes.append("its plugins are not packaged: copy the libraries and name their paths")
     if manifest.options.get("weight_streaming"):
-        notes.append("Triton has no budget for weights that stream: all of them stay on the GPU")
+        notes.append("Triton sets no budget for streamed weights: all of them stay on the GPU")
     if manifest.options.get("allocation_strategy") == "runtime":
         notes.append("Triton's contexts have memory for the chosen profile, not for the shapes of a request")
     return notes, tuple(options)
@@ -244,10 +244,10 @@ def _check_types(model: TritonModel) -> None:
 
 
 def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check, ...], list[str]]:
-    """Return inputs and outputs, what was checked, and what the user should know.
+    """Return inputs and outputs, the passed checks, and notes for the user.
 
-    ONNX Runtime infers extents that the file leaves open, and Triton compares the configured outputs with
-    what it inferred, exactly (onnxruntime_backend, `CompareDimsSupported`): so it is asked where it is here.
+    ONNX Runtime infers extents that the file leaves open, and Triton requires the configured outputs to equal
+    these (onnxruntime_backend, `CompareDimsSupported`). So a session infers them, if ORT can be imported.
     """
     model = read_graph(path).model
     io = model_io(model)
@@ -255,7 +255,7 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
     notes: list[str] = []
     if with_onnxruntime:
         try:
-            io = _as_session(io, make_session(path, session_options(optimize=False)))
+            io = _session_io(io, make_session(path, session_options(optimize=False)))
             checks = (Check("ONNX Runtime loads it", True, "inputs and outputs are what it tells"),)
         except (EngineUnavailable, ModelError) as error:
             notes.append(f"not loaded by ONNX Runtime here: {error.message}")
@@ -263,14 +263,14 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
     unknown = {value.name for value in values if not value.type.tensor_type.HasField("shape")}
     for tensor in (*io.inputs, *io.outputs):
         if tensor.name in unknown and not tensor.shape:
-            problem = f"{path}: the rank of {tensor.name!r} is not known; Triton must be told its dims"
+            problem = f"{path}: the rank of {tensor.name!r} is unknown; Triton needs its dims"
             hint = "export the model with declared shapes, or simplify it"
             raise ModelError(problem, hint=hint, file=path)
     return io, checks, notes
 
 
 def onnx_side_files(path: Path) -> dict[str, Path]:
-    """Return the files with a model's external data, by the place beside it that the model names."""
+    """Return the external data files of a model, by their paths relative to the model."""
     folder = path.resolve().parent
     side_files: dict[str, Path] = {}
     for file in read_graph(path).beside:
@@ -281,21 +281,20 @@ def onnx_side_files(path: Path) -> dict[str, Path]:
     return side_files
 
 
-def _as_session(declared: ModelIO, session: Any) -> ModelIO:
+def _session_io(declared: ModelIO, session: Any) -> ModelIO:
     shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
 
-    def seen(tensor: TensorInfo) -> TensorInfo:
+    def inferred(tensor: TensorInfo) -> TensorInfo:
         shape = shapes.get(tensor.name, tensor.shape)
         return replace(tensor, shape=tuple("?" if extent in (None, "") else extent for extent in shape))
 
-    return ModelIO(tuple(map(seen, declared.inputs)), tuple(map(seen, declared.outputs)))
+    return ModelIO(tuple(map(inferred, declared.inputs)), tuple(map(inferred, declared.outputs)))
 
 
 def positional_names(path: Path, io: ModelIO) -> list[str]:
-    """Return `INPUT__0` and so on for the manifest's inputs, in its order.
+    """Return the names `INPUT__INDEX` of the manifest's inputs, where INDEX is the argument of `forward`.
 
-    Triton, "Model Configuration", "Special Conventions for PyTorch Backend": `NAME__INDEX`, where the index
-    is the argument of `forward`.
+    Source: Triton, "Model Configuration", "Special Conventions for PyTorch Backend".
     """
     import_torch()
     module: Any = load_torch(parse_source(str(path))).module
@@ -303,7 +302,7 @@ def positional_names(path: Path, io: ModelIO) -> list[str]:
     arguments = list(schema.arguments)[1:]  # without self
     names = [argument.name for argument in arguments]
     types = [str(argument.type) for argument in arguments]
-    returned = _tensors_of(schema.returns[0].type if len(schema.returns) == 1 else None)
+    returned = _count_tensors(schema.returns[0].type if len(schema.returns) == 1 else None)
     problem = required = ""
     if any(kind != "Tensor" for kind in types) or len(types) != len(io.inputs):
         problem, required = f"forward takes ({', '.join(types)})", f"{len(io.inputs)} tensors"
@@ -318,8 +317,8 @@ def positional_names(path: Path, io: ModelIO) -> list[str]:
     return [f"INPUT__{place}" for place in places]
 
 
-def _tensors_of(kind: Any) -> int:
-    """How many tensors a type is; -1 when it is not a tensor or a tuple of them."""
+def _count_tensors(kind: Any) -> int:
+    """Return the number of tensors in a type: 1, or the length of a tuple of tensors; else -1."""
     if str(kind) == "Tensor":
         return 1
     if kind is None or kind.kind() != "TupleType":

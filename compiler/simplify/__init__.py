@@ -1,1 +1,1 @@
-"""`qcompile simplify`: fewer nodes, the same model; one rewrite a file."""
+"""`qcompile simplify`: rewrite a model with fewer nodes and equal outputs; one rewrite per file."""

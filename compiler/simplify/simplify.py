@@ -1,9 +1,9 @@
-"""`qcompile simplify`: fewer nodes, the same model.
+"""`qcompile simplify`: rewrite a model with fewer nodes and equal outputs.
 
-onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing. Einsums become
-products (`einsums`). Three rewrites of attention, which change values by rounding at most, take out what
-exporters leave there: scales, transpositions and a guard, which stand between quantized products. The result
-is taken only if no input, output or dynamic axis changed and the outputs are equal.
+onnxsim folds constants, fuses BatchNormalization into Conv and removes no-ops. Einsums become products
+(`einsums`). Three rewrites of attention remove scales, transpositions and a NaN guard that exporters leave
+between quantized products; they change values by rounding at most. The result is accepted only if inputs,
+outputs and dynamic axes are unchanged and the outputs are equal.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from ...spec.keywords import SimplifyKeywords
 
 
-_SKIPPED = ["fuse_attention", "fuse_gqa", "eliminate_nop_softmax"]
-"""Passes of onnxsim that are left out. The first two write `com.microsoft.Attention` and its kin, which only
-ONNX Runtime knows. The third writes Shape and ConstantOfShape for attention over a single token, as images of
-64 x 64 leave it in MobileViT: TensorRT-RTX 1.7.1 fails on it (Myelin, kqv_gemm_split.cpp)."""
+_DISABLED = ["fuse_attention", "fuse_gqa", "eliminate_nop_softmax"]
+"""Disabled passes of onnxsim. The first two write `com.microsoft.Attention` and related operators, which only
+ONNX Runtime supports. The third writes Shape and ConstantOfShape for attention over a single token (MobileViT
+on images of 64 x 64), on which TensorRT-RTX 1.7.1 fails (Myelin, kqv_gemm_split.cpp)."""
 
 
 def simplify(
@@ -59,21 +59,21 @@ def simplify(
     progress: Progress = silent,
     **options: Unpack[SimplifyKeywords],
 ) -> Artifact:
-    """Simplify an ONNX file; where that fails or changes the model, keep it as it is, with a warning.
+    """Simplify an ONNX file; if that fails or changes the model, copy it unchanged, with a warning.
 
     Args:
         model: ONNX file.
         output: ONNX file to write.
-        spec: How.
-        progress: Told of every step.
-        options: Fields of `SimplifySpec` by name, in place of those of `spec`.
+        spec: All options as one object.
+        progress: Called at every step.
+        options: Fields of `SimplifySpec` by name; they override those of `spec`.
 
     Returns:
-        The file and its manifest; `proof["removed"]` counts nodes by type, `warnings` say why the model
-        was left as it is.
+        The file and its manifest; `proof["removed"]` counts removed nodes by type, `warnings` give the reason
+        for an unchanged model.
 
     Raises:
-        ModelError: If the given model itself is damaged.
+        ModelError: If the given model is damaged.
         DataError: If the data does not fit the model.
     """
     model, output, spec = Path(model), Path(output), spec_from_call(SimplifySpec, spec, options)
@@ -84,13 +84,13 @@ def simplify(
     expected = [reference(item) for item in feeds]
     progress("simplify")
     with writing(output) as path:
-        after, checks, problem = _attempt(model, before, path, feeds, expected, reference.names)
+        after, checks, problem = _try_simplify(model, before, path, feeds, expected, reference.names)
         if after is None:
             after = before
             save_onnx(before, path)
         old, new = Counter(count_operators(before)), Counter(count_operators(after))
         new.subtract(old)
-        # Operator to number of nodes that went, negative where some came.
+        # Operator to the number of removed nodes, negative for added nodes.
         removed = {name: -count for name, count in sorted(new.items(), key=lambda item: item[::-1]) if count}
         counts = {"nodes_before": old.total(), "nodes_after": old.total() + new.total()}
         carried = isa_option(read_manifest(model))
@@ -102,7 +102,7 @@ def simplify(
         return Artifact(output, commit(path, manifest))
 
 
-def _attempt(
+def _try_simplify(
     model: Path,
     before: onnx.ModelProto,
     path: Path,
@@ -119,18 +119,18 @@ def _attempt(
         _restore_io(before, after)
         save_onnx(after, path)
         read_graph(path)
-        known, made = (
+        old, new = (
             {(node.domain, node.op_type) for node in graph.node} for graph in (before.graph, after.graph)
         )
-        foreign = [f"{domain}.{name}" for domain, name in sorted(made - known) if domain not in ONNX_DOMAINS]
-        if foreign:  # a simplified file is for every runtime
+        foreign = [f"{domain}.{name}" for domain, name in sorted(new - old) if domain not in ONNX_DOMAINS]
+        if foreign:  # a simplified file must run on every runtime
             raise RuntimeError(f"it wrote {', '.join(foreign)}")
         same_io = _same_io(model_io(before), model_io(after))
         outputs = map(OnnxReference(path), feeds) if same_io.passed else ()
         pairs = list(zip(expected, outputs, strict=False))
     except EngineUnavailable:
         raise
-    except Exception as error:  # onnxsim fails in many ways; every one of them leaves the model whole
+    except Exception as error:  # onnxsim raises many types of errors; the model is then written unchanged
         if shortage := out_of_memory(error, "simplify"):
             raise shortage from error
         problem = hidden_storage_error(error, path)
@@ -146,7 +146,7 @@ def _attempt(
 
 
 def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.ModelProto:
-    """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
+    """Run onnxsim: in memory up to 2 GB, above from file to file, in a folder that is removed afterwards."""
     problem = "simplify needs onnxsim, which cannot be imported"
     onnxsim = import_package("onnxsim", problem, extra="cpu", engine="onnxsim")
     if not is_large(model):
@@ -154,12 +154,12 @@ def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.Model
             model = copy_model(model)
             einsums_to_products(model)
         with quiet():
-            simplified, ok = onnxsim.simplify(model, skipped_optimizers=_SKIPPED)
+            simplified, ok = onnxsim.simplify(model, skipped_optimizers=_DISABLED)
     else:
         with locked_folder(folder, "simplify") as scratch:
             output = scratch / file.name
             with quiet():
-                _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_SKIPPED)
+                _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_DISABLED)
             simplified = read_graph(output).load() if ok else None
     if not ok:
         raise RuntimeError("its own check of the outputs failed")
@@ -167,7 +167,7 @@ def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.Model
 
 
 def _restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """Restore declared shapes, whose names of axes may have gone, and the metadata, now onnxsim's diary."""
+    """Restore declared shapes, as onnxsim may drop names of axes, and metadata, to which it adds its own."""
     refill(after.metadata_props, before.metadata_props)
     stored = {tensor.name for tensor in after.graph.initializer}
     declared = {value.name: value for value in (*before.graph.output, *before.graph.input)}
@@ -191,51 +191,51 @@ def _same_io(before: ModelIO, after: ModelIO) -> Check:
     return Check(name, True, f"{len(before.inputs)} in, {len(before.outputs)} out")
 
 
-_MOVERS = frozenset(["Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"])
+_LAYOUT_OPERATORS = frozenset(["Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"])
 
 
 def simplify_attention(graph: Graph) -> dict[str, int]:
-    """Rewrite the graph in place; return name of each rewrite to how often it was done."""
+    """Rewrite the graph in place; return name of each rewrite to the number of its matches."""
     store_constants(graph.model.graph)
     graph.edited()
-    done = {
+    counts = {
         "guard dropped": _drop_guards(graph),
         "transpositions merged": _merge_transpositions(graph),
         "scale folded into weights": _fold_scales(graph),
     }
     drop_unused_initializers(graph.model.graph)
     graph.edited()
-    return {name: count for name, count in done.items() if count}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _drop_guards(graph: Graph) -> int:
-    """Where(IsNaN(s), 0, s)  becomes  s, if s is a Softmax of scores to which no mask adds an infinity.
+    """Where(IsNaN(s), 0, s)  becomes  s, if s is a Softmax of scores without an infinite mask.
 
-    The guard is for rows that are masked by -inf as a whole. Where masks are finite, as -3.4e38, such a
-    row is uniform, and only a NaN from elsewhere would be hidden.
+    The guard is for rows masked entirely by -inf. With finite masks, e.g. -3.4e38, the Softmax of a masked
+    row is uniform, and the guard could only hide a NaN from elsewhere.
     """
-    done = 0
+    count = 0
     for node in [node for node in graph.model.graph.node if node.op_type == "Where"]:
-        test, softmax = graph.producers.get(node.input[0]), graph.producers.get(node.input[2])
-        if test is None or softmax is None or (test.op_type, softmax.op_type) != ("IsNaN", "Softmax"):
+        is_nan, softmax = graph.producers.get(node.input[0]), graph.producers.get(node.input[2])
+        if is_nan is None or softmax is None or (is_nan.op_type, softmax.op_type) != ("IsNaN", "Softmax"):
             continue
         zero = node.input[1] in graph.stored and not tensor_values(graph.stored[node.input[1]]).any()
-        private = graph.is_private(test.output[0]) and node.output[0] not in graph.pinned
-        same = test.input[0] == node.input[2]
+        private = graph.is_private(is_nan.output[0]) and node.output[0] not in graph.pinned
+        same = is_nan.input[0] == node.input[2]
         if same and zero and private and _is_bounded(softmax.input[0], graph):
             graph.replace_uses(node.output[0], node.input[2])
-            graph.remove(node, test)
-            done += 1
-    return done
+            graph.remove(node, is_nan)
+            count += 1
+    return count
 
 
 def _is_bounded(name: str, graph: Graph) -> bool:
-    """Whether a tensor holds products, and masks without an infinity, alone."""
+    """Return whether a tensor consists only of matrix products and finite masks."""
     if name in graph.stored:
         return bool(np.isfinite(tensor_values(graph.stored[name])).all())
     node = graph.producers.get(name)
     if node is None:
-        return False  # an input of the model may hold anything
+        return False  # a model input may be infinite
     if node.op_type in ("Add", "Sub", "Where"):
         return all(_is_bounded(operand, graph) for operand in node.input[node.op_type == "Where" :])
     if node.op_type in ("Mul", "Div"):
@@ -251,7 +251,7 @@ def _merge_transpositions(graph: Graph) -> int:
 
     [b, s, h, d] ─ [b, h, s, d] ─ [b·h, s, d] ─ [b·h, d, s] ─ [b, h, d, s]
     """
-    done = 0
+    count = 0
     for last in [node for node in graph.model.graph.node if node.op_type == "Reshape"]:
         nodes = [last]
         for operator in ("Transpose", "Reshape", "Transpose"):
@@ -269,7 +269,7 @@ def _merge_transpositions(graph: Graph) -> int:
             continue
         extents = (*start[1:], *merged[1:], *end[1:])
         if not all(isinstance(extent, int) for extent in extents):
-            continue  # only the batch may be unknown: then the reshapes can mean nothing else
+            continue  # only the batch may be dynamic: otherwise the reshapes are ambiguous
         if merged[1:] != start[2:] or end[1:] != (start[1], start[3], start[2]):
             continue
         last.op_type = "Transpose"
@@ -280,13 +280,13 @@ def _merge_transpositions(graph: Graph) -> int:
         graph.remove(inner, merge)
         if not graph.consumers[first.output[0]]:
             graph.remove(first)
-        done += 1
-    return done
+        count += 1
+    return count
 
 
 def _fold_scales(graph: Graph) -> int:
-    """Mul(movers(x·w + b), c)  becomes  movers(x·(c·w) + c·b), for one number c."""
-    done = 0
+    """Mul(layout(x·w + b), c)  becomes  layout(x·(c·w) + c·b), for a scalar c and layout operators."""
+    count = 0
     for node in [node for node in graph.model.graph.node if node.op_type == "Mul"]:
         factors = [
             name
@@ -297,7 +297,7 @@ def _fold_scales(graph: Graph) -> int:
         if len(factors) != 1 or len(values) != 1 or node.output[0] in graph.pinned:
             continue
         if len(graph.stored[factors[0]].dims) > len(graph.shapes.get(values[0], ())):
-            continue  # it adds axes
+            continue  # the factor adds axes
         constants = _constants_before(values[0], graph)
         if not constants or not all(graph.is_private(name) for name in constants):
             continue
@@ -306,16 +306,16 @@ def _fold_scales(graph: Graph) -> int:
             set_values(graph.stored[name], tensor_values(graph.stored[name]) * factor)
         graph.replace_uses(node.output[0], values[0])
         graph.remove(node)
-        done += 1
-    return done
+        count += 1
+    return count
 
 
 def _constants_before(name: str, graph: Graph) -> list[str]:
-    """The weight and the bias that a factor on a tensor can move into; empty if it cannot."""
+    """Return the weight and bias that can absorb a factor on a tensor; empty if none can."""
     biases: list[str] = []
     while graph.is_private(name) and (node := graph.producers.get(name)) is not None:
         constant = [operand in graph.stored for operand in node.input]
-        if node.op_type in _MOVERS:
+        if node.op_type in _LAYOUT_OPERATORS:
             name = node.input[0]
         elif node.op_type == "Add" and not biases and sum(constant) == 1:
             biases.append(node.input[constant.index(True)])
@@ -327,18 +327,18 @@ def _constants_before(name: str, graph: Graph) -> list[str]:
     return []
 
 
-_GLOBAL = {"AveragePool": "GlobalAveragePool", "MaxPool": "GlobalMaxPool"}
+_GLOBAL_POOLS = {"AveragePool": "GlobalAveragePool", "MaxPool": "GlobalMaxPool"}
 
 
 def pool_globally(graph: Graph) -> int:
-    """Replace pools whose one window covers all of the image, in place; return how many.
+    """Replace pools with one window over the whole image by global pools, in place; return their number.
 
-    Some networks (EfficientNet of transformers) pool with a window of 1280 x 1280 over 7 x 7, which
-    TensorRT refuses; what counts is the image, as nothing is padded.
+    EfficientNet of transformers pools 7 x 7 with a window of 1280 x 1280, which TensorRT refuses. Without
+    padding the part of the window beyond the image has no effect.
     """
-    done = 0
+    count = 0
     for node in graph.model.graph.node:
-        if node.op_type not in _GLOBAL or len(node.output) != 1 or any(attribute(node, "pads", [])):
+        if node.op_type not in _GLOBAL_POOLS or len(node.output) != 1 or any(attribute(node, "pads", [])):
             continue
         window = attribute(node, "kernel_shape")
         image, result = (graph.shapes.get(name, ())[2:] for name in (node.input[0], node.output[0]))
@@ -349,7 +349,7 @@ def pool_globally(graph: Graph) -> int:
                 isinstance(extent, int) and size >= extent for size, extent in zip(window, image, strict=True)
             )
         ):
-            node.op_type = _GLOBAL[node.op_type]
+            node.op_type = _GLOBAL_POOLS[node.op_type]
             del node.attribute[:]
-            done += 1
-    return done
+            count += 1
+    return count

@@ -54,7 +54,7 @@ def test_a_pass_that_fails_is_named_with_those_in_front_of_it(graph: Graph) -> N
         run_passes(
             [Pass("names", rename), Pass("looked", nothing), Pass("forms", fail)], graph, graph, silent
         )
-    assert caught.value.message == f"{graph.path}: pass 'forms' failed, behind names: 'tensor'"
+    assert caught.value.message == f"{graph.path}: pass 'forms' failed, after names: 'tensor'"
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -86,9 +86,9 @@ def unmade(graph: Graph) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (swap, "Add 'add2' reads 'a', which nothing in front of it makes"),
-        (twice, "Neg 'neg1' makes 'a', which is there already"),
-        (unmade, "nothing makes output 'y'"),
+        (swap, "Add 'add2' reads 'a' before any node writes it"),
+        (twice, "Neg 'neg1' writes 'a', which already exists"),
+        (unmade, "no node writes output 'y'"),
     ],
 )
 def test_a_pass_that_leaves_a_broken_graph_is_named(change: object, problem: str, graph: Graph) -> None:

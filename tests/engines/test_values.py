@@ -152,7 +152,7 @@ def test_layers_that_are_wrong_in_int8_are_left_in_float_with_a_warning(
         return
     built = qcompile.build(model, tmp_path / "b.onnx", **options)
     assert check_of(built).passed
-    said = [f"layer {name!r} stays in float: in INT8 {target} computes something else" for name in layers]
+    said = [f"layer {name!r} stays in float: {target} computes it wrongly in INT8" for name in layers]
     assert sorted(set(said) & set(built.manifest.warnings)) == sorted(said)
     assert built.manifest.proof["reached_in_precision"] == 3 - len(layers)
 

@@ -172,7 +172,7 @@ def test_engines_that_no_provider_could_load_are_refused(tmp_path: Path) -> None
         ("differs from its manifest's", changed, ArtifactError),
         ("does not exist", tmp_path / "absent.engine", MissingFile),
         ("stored without weights", rtx("bare.engine", options={"strip_weights": True}), ArtifactError),
-        ("memory format of its own", rtx("chw.engine", options=formats), InvalidOption),
+        ("has a non-linear memory format", rtx("chw.engine", options=formats), InvalidOption),
         ("is float64", rtx("double.engine", dtypes={"x": "float64"}), InvalidOption),
         ("names no GPU", rtx("nowhere.engine", device={}), ArtifactError),
         ("takes sm86, sm89 and sm120 and newer", rtx("old.engine", ("sm75", "sm80")), InvalidOption),

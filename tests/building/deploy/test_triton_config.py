@@ -155,7 +155,7 @@ def test_shape_tensors_are_marked_and_never_batched(configured: Make) -> None:
 def test_types_are_triton_s(configured: Make, dtype: str, name: str, version: str) -> None:
     found, config = configured(dtypes={"x": dtype}, version=version)
     assert definition.DataType.Name(found.input[0].data_type) == f"TYPE_{name}"
-    assert told(config, "made int32 of int64 x") == (version == "8.6.1")
+    assert told(config, "converted int64 x to int32") == (version == "8.6.1")
 
 
 def test_every_option_comes_back(configured: Make) -> None:

@@ -124,7 +124,7 @@ def test_the_fault_is_found_with_few_builds_of_the_real_builder(
     ("change", "graph", "error", "words", "hint"),
     [
         ({}, "mlp", InvalidOption, r"was not built from .*mlp\.onnx", "the quantized one"),
-        ({"calibrator": "entropy"}, "", InvalidOption, "calibrated, which a manifest does not keep", ""),
+        ({"calibrator": "entropy"}, "", InvalidOption, "`calibrator`, whose scales are not in", ""),
         ({"precision": "int8"}, "", InvalidOption, "its graph cannot be made again", "the quantized one"),
         (None, "", ArtifactError, "has no manifest", ""),
     ],
