@@ -144,7 +144,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def translated(
+def translate_errors(
     message: str,
     kind: type[QCompileError],
     *,

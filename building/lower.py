@@ -40,8 +40,8 @@ from ..model.graph.graph import graph_precision, weighted_nodes
 from ..model.graph.onnx_file import Graph, check_written, copy_model, read_graph
 from ..spec.artifacts import with_floats
 from ..spec.words import BLOCK_FORMATS, CALIBRATED, HALVES, WAY_OUT
-from .lowered import RECORD, LoweredGraph, half_left_to_engine, reasons_in
-from .passes import fitting_passes, run_passes, without_faults
+from .lowered import RECORD, LoweredGraph, half_chosen_by_engine, reasons_in
+from .passes import fitting_passes, run_passes, work_around_faults
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
@@ -216,7 +216,7 @@ class _Lowering:
         from ..compiler.quantize.half.precision import convert_float_layers
 
         half = self.capabilities.in_graph.get(self.spec.floats, "fp32") if self.static else "fp32"
-        passes = [Pass(f"float parts in {half}", lambda graph: with_half_rest(graph, half))]
+        passes = [Pass(f"float parts in {half}", lambda graph: convert_float_layers(graph, half))]
         source = self.source  # the copy counts as the user's file until its first edit
         copy = Graph(copy_model(source.model), path, is_file=source.is_file, beside=source.beside)
         return self.fit(copy, passes if half in HALVES else [])
@@ -270,7 +270,7 @@ class _Lowering:
         if names := find_trt_operators(graph.model):
             text = f"ONNX Runtime has no {', '.join(names)}: the engine's outputs cannot be compared with it"
             self.warnings.append(text)
-        counts, warnings, self.worked_around = without_faults(
+        counts, warnings, self.worked_around = work_around_faults(
             graph, self.source, spec, capabilities, self.progress
         )
         self.counts |= counts
@@ -299,7 +299,9 @@ class _Lowering:
                 source, graph.path, spec, source, samples=spread.batches if spread else (),
                 progress=self.progress, graph=graph,
             )  # fmt: skip
-            missed = missed_or_refused(self.engine, request, self.source, planned, in_float, self._quantize)
+            missed = layers_to_leave_in_float(
+                self.engine, request, self.source, planned, in_float, self._quantize
+            )
             if not missed or len(in_float) + len(missed) >= len(planned):
                 break
             in_float |= missed
@@ -315,7 +317,7 @@ class _Lowering:
         types, nodes with values outside that range must be float32, and all nodes get names.
         """
         named = self._find_named()
-        half = half_left_to_engine(self.spec, self.capabilities)
+        half = half_chosen_by_engine(self.spec, self.capabilities)
         if not half:
             return named
         from ..compiler.quantize.half.precision import nodes_to_protect

@@ -86,17 +86,17 @@ def reasons_in(manifest: Manifest | None) -> Mapping[str, str]:
     return reasons
 
 
-def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
+def must_lower(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
     """Return whether lowering must write a graph because the build needs more than the float32 model."""
     if capabilities.takes != "onnx" or spec.calibrator:
         return False
-    if spec.precision == "best" or half_left_to_engine(spec, capabilities):
+    if spec.precision == "best" or half_chosen_by_engine(spec, capabilities):
         return True  # the data may show half-precision overflow, which becomes constraints
     weak, precision = spec.tensorrt.typing == "weak", spec.precision
     return precision in capabilities.in_graph and capabilities.needed(precision, weak=weak) != "fp32"
 
 
-def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
+def half_chosen_by_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
     """Return the half precision ("fp16" or "bf16") that the engine assigns to layers itself, or ""."""
     half = spec.precision if spec.precision in HALVES else spec.floats
     if half not in HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:

@@ -58,7 +58,7 @@ def run_passes(
                 names = item.change(graph)
             if names:
                 graph.edited()
-            problem = item.leaves(graph) or (broken_edge(graph) if names else "")
+            problem = item.leaves(graph) or (find_broken_edge(graph) if names else "")
         except QCompileError:
             raise
         except Exception as error:  # a defect of the pass, not of the model
@@ -85,7 +85,7 @@ def _pass_error(item: Pass, graph: Graph, counts: Mapping[str, int], problem: st
     )
 
 
-def broken_edge(graph: Graph) -> str:
+def find_broken_edge(graph: Graph) -> str:
     """Describe a tensor that is produced twice, read before it is produced, or never; "" if there is none."""
     proto = graph.model.graph
     defined = {"", *graph.stored, *(value.name for value in proto.input)}
@@ -130,7 +130,7 @@ def fitting_passes(
 
 
 def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnings: list[str]) -> Pass:
-    supports_cubic = not any(fault.name == "grid-sample-mode" for fault in faults_of(spec, capabilities))
+    supports_cubic = not any(fault.name == "grid-sample-mode" for fault in active_faults(spec, capabilities))
     limit = max(capabilities.highest_opset or 0, _FIRST_OPSETS.get(needed, 0))
 
     def highest(graph: Graph) -> int:
@@ -189,7 +189,7 @@ def _cure_faults(graph: Graph, names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def faults_of(spec: BuildSpec, capabilities: Capabilities) -> list[KnownFault]:
+def active_faults(spec: BuildSpec, capabilities: Capabilities) -> list[KnownFault]:
     """Return the known faults that affect the build's precision and profiles and are not ignored."""
     ignored = spec.tensorrt.ignore_faults
     computed = {spec.precision, spec.floats if spec.precision == "int8" else spec.precision}
@@ -202,7 +202,7 @@ def faults_of(spec: BuildSpec, capabilities: Capabilities) -> list[KnownFault]:
     ]
 
 
-def without_faults(
+def work_around_faults(
     graph: Graph, source: Graph, spec: BuildSpec, capabilities: Capabilities, progress: Progress
 ) -> tuple[dict[str, int], list[str], dict[str, Sequence[str]]]:
     """Rewrite nodes that the engine computes wrongly; for nodes without a workaround raise or warn.
@@ -210,7 +210,7 @@ def without_faults(
     Returns:
         The results of `run_passes`, and fault to the nodes that were rewritten because of it.
     """
-    faults = faults_of(spec, capabilities)
+    faults = active_faults(spec, capabilities)
     faulty_nodes = {f.name: names for f in faults if (names := FAULTY_GRAPHS[f.name].find(graph.model))}
     counts, warnings = run_passes(fault_passes(faulty_nodes), graph, source, progress)
     worked_around: dict[str, Sequence[str]] = {}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..core.artifact import Artifact, Manifest, checked_input, commit, tool_versions
 from ..core.files import writing
 from ..core.progress import Progress, silent
-from ..errors import CalibrationError, InvalidOption, translated
+from ..errors import CalibrationError, InvalidOption, translate_errors
 from ..spec.words import METHODS
 from .histogram import BINS, Histogram, why_slow
 from .ranges import Portion, Ranges
@@ -62,7 +62,7 @@ def load_ranges(path: Path) -> Ranges:
     """Read a ranges file."""
     checked_input(path, what="ranges file")
     message, hint = f"{path}: not a ranges file, or cut off", "make it with qcompile calibrate"
-    with translated(message, CalibrationError, errors=_DAMAGE_ERRORS, hint=hint, file=path):
+    with translate_errors(message, CalibrationError, errors=_DAMAGE_ERRORS, hint=hint, file=path):
         header, counts = _read(path)
         if header["version"] != FORMAT_VERSION:
             raise CalibrationError(

@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 
 from ..core.files import require_file
-from ..errors import CalibrationError, InvalidOption, translated
+from ..errors import CalibrationError, InvalidOption, translate_errors
 from ..model.graph.onnx_file import read_weightless
 from .qparams import INT8
 from .ranges import Portion, Ranges
@@ -97,7 +97,7 @@ def read_cache(path: Path, model: Path) -> Ranges:
 
 def parse_cache(content: bytes | str, path: Path) -> dict[str, float]:
     """Parse the content of a file; return tensor name to scale."""
-    with translated(f"{path}: not a TensorRT calibration cache", CalibrationError, file=path):
+    with translate_errors(f"{path}: not a TensorRT calibration cache", CalibrationError, file=path):
         text = content if isinstance(content, str) else content.decode("utf-8")
     lines = text.replace("\r\n", "\n").split("\n")
     if not _HEADER.fullmatch(lines[0].strip()):

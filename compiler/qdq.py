@@ -15,7 +15,9 @@ from ..model.graph.graph import attribute
 from ..model.graph.graph_edits import set_nodes, store
 
 
-def pair(value: str, result: str, parameters: Sequence[str], **settings: int) -> list[onnx.NodeProto]:
+def make_qdq_pair(
+    value: str, result: str, parameters: Sequence[str], **settings: int
+) -> list[onnx.NodeProto]:
     """Return a Q/DQ pair from `value` to `result`; `parameters` are the names of scale and zero_point."""
     quantized = f"{result}/quantized"
     return [

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.files import digest_files
-from ..errors import DataError, translated
+from ..errors import DataError, translate_errors
 from ..spec.tensors import TensorInfo
 from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs, take_labels
 
@@ -67,7 +67,7 @@ def map_arrays(path: Path) -> Arrays:
 
 def _numpy_errors(path: Path) -> contextlib.AbstractContextManager[None]:
     hint = "pickled objects are not read; save plain arrays with numpy.savez"
-    return translated(f"{path}: cannot be read as numpy data", DataError, hint=hint, file=path)
+    return translate_errors(f"{path}: cannot be read as numpy data", DataError, hint=hint, file=path)
 
 
 def _map_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) -> NDArray[Any]:
@@ -278,7 +278,7 @@ class _Inferences(_Stored):
 
 def load_polygraphy(path: Path) -> list[Arrays]:
     """Return the arrays of each inference in a file of `polygraphy.json.save_json`, without Polygraphy."""
-    with translated(f"{path}: cannot be read as JSON", DataError, file=path):
+    with translate_errors(f"{path}: cannot be read as JSON", DataError, file=path):
         content = json.loads(path.read_bytes())
     if not isinstance(content, list) or not all(isinstance(feeds, dict) for feeds in content):
         raise DataError(
@@ -302,7 +302,7 @@ def _decode_array(value: Any, where: str) -> NDArray[Any]:
     if not isinstance(text, str):
         raise DataError(f"{where}: not an array; an array written by polygraphy.json is required")
     hint = "pickled objects are not read"
-    with translated(f"{where}: cannot be read as an array", DataError, hint=hint):
+    with translate_errors(f"{where}: cannot be read as an array", DataError, hint=hint):
         content = io.BytesIO(base64.b64decode(text, validate=True))
         if "tensor" not in value:
             return np.asarray(np.load(content, allow_pickle=False))

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.files import digest_files, nearest_name, require_file
-from ..errors import DataError, MissingFile, first_line, translated
+from ..errors import DataError, MissingFile, first_line, translate_errors
 from ..model.sources.preprocessing import ImagePreprocessing, is_channels_last
 from ..spec.tensors import TensorInfo
 from . import readers
@@ -281,7 +281,7 @@ def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
 
     message, hint = f"{where}: cannot be decoded as an image", "remove or replace the file"
     with (
-        translated(message, DataError, hint=hint, file=where),
+        translate_errors(message, DataError, hint=hint, file=where),
         Image.open(source, formats=FORMATS) as image,
     ):
         image.load()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..core.memory import require_address_space
 from ..core.progress import quiet
-from ..errors import DataError, translated
+from ..errors import DataError, translate_errors
 from ..model.graph.source_paths import path_here
 from ..model.sources.preprocessing import AudioPreprocessing, TextPreprocessing
 from ..spec.tensors import TensorInfo
@@ -44,7 +44,7 @@ def load_processor(kind: str, name: str, what: str) -> Any:
 
     name = path_here(name)
     hint = "" if Path(name).is_dir() else f"give a folder with the {what}'s files"
-    with translated(f"{what} {name}: cannot be loaded", DataError, hint=hint), quiet():
+    with translate_errors(f"{what} {name}: cannot be loaded", DataError, hint=hint), quiet():
         return getattr(transformers, kind).from_pretrained(
             name, local_files_only=True, trust_remote_code=False
         )
@@ -234,7 +234,10 @@ class AudioReader(Reader):
             options["padding"] = True
         if "return_attention_mask" in parameters and "attention_mask" in self.preprocessing.inputs:
             options["return_attention_mask"] = True
-        with translated(f"feature extractor {self.preprocessing.extractor}: failed", DataError), quiet():
+        with (
+            translate_errors(f"feature extractor {self.preprocessing.extractor}: failed", DataError),
+            quiet(),
+        ):
             return dict(self._extractor(list(waveforms), **options))
 
 
@@ -247,7 +250,7 @@ def decode_audio(
 
     parts, hint = [np.zeros(0, np.float32)], "remove or replace the file"
     with (
-        translated(f"{where}: cannot be decoded as a recording", DataError, hint=hint, file=where),
+        translate_errors(f"{where}: cannot be decoded as a recording", DataError, hint=hint, file=where),
         soundfile.SoundFile(source) as file,
     ):
         stored_hz, (least, most) = file.samplerate, _RATES_HZ

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..core.artifact import cached_digest
 from ..core.installation import import_package
-from ..errors import DataError, QCompileError, translated
+from ..errors import DataError, QCompileError, translate_errors
 from ..model.sessions.session import granted_cores
 from ..model.sources.source import Source
 from ..model.sources.user_code import call, import_context, load_function, where_raised
@@ -292,7 +292,7 @@ def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: 
 def _copy_array(value: Any, where: str) -> NDArray[Any]:
     """Return the value as a new array: a loader may reuse its memory for the next batch."""
     kind, hint = type(value).__name__, "yield a dict of arrays, a tuple of arrays, or (inputs, labels)"
-    with translated(f"{where}: holds a {kind} that is no array", DataError, hint=hint):
+    with translate_errors(f"{where}: holds a {kind} that is no array", DataError, hint=hint):
         if hasattr(value, "detach"):  # a torch tensor, detected without importing torch
             value = value.detach().cpu().numpy()
         if not isinstance(value, np.ndarray | np.generic | int | float | list):

@@ -41,7 +41,7 @@ from ...model.graph.onnx_file import read_graph
 from ...spec.decode import Refused, spec_from_call
 from ...spec.looking import EpContextSpec
 from ...spec.tensors import ModelIO, TensorInfo
-from .triton_model import BUILD_AGAIN, non_linear, refused
+from .triton_model import BUILD_AGAIN, artifact_error, non_linear
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -171,7 +171,9 @@ def package_ep_context(
             header = file.read(provider.header_bytes)
             file.seek(0)
             context = file.read() if embed else beside.name.encode()
-        model = engine_graph(provider, io, engine.manifest, context=context, embedded=embed, header=header)
+        model = make_ep_context_model(
+            provider, io, engine.manifest, context=context, embedded=embed, header=header
+        )
         path.write_bytes(model.SerializeToString())
         del model, context
         progress("verify")
@@ -201,7 +203,9 @@ def _find_provider(engine: Artifact, target: str) -> Provider:
     manifest, path = engine.manifest, engine.path
     if manifest.kind != "engine" or manifest.target not in PROVIDERS:
         problem = f"is {manifest.kind} for {manifest.target or 'any target'}; an engine of TensorRT or"
-        raise refused(path, f"{problem} TensorRT-RTX is required", "build one with `target` tensorrt-rtx")
+        raise artifact_error(
+            path, f"{problem} TensorRT-RTX is required", "build one with `target` tensorrt-rtx"
+        )
     provider = PROVIDERS[manifest.target]
     if target and PROVIDERS[target] is not provider:
         problem = f"{path} was built by {manifest.target}, which {PROVIDERS[target].name} cannot load"
@@ -217,7 +221,7 @@ def _checked_io(engine: Artifact) -> ModelIO:
     require_weights(path, manifest, f"is stored without weights; {source}")
     io = manifest.io
     if io is None or not io.inputs or not io.outputs:
-        raise refused(path, f"{manifest_path(path).name} names no inputs and outputs", BUILD_AGAIN)
+        raise artifact_error(path, f"{manifest_path(path).name} names no inputs and outputs", BUILD_AGAIN)
     formats = non_linear(manifest)
     for tensor in (*io.inputs, *io.outputs):
         if tensor.dtype not in TENSORRT.dtypes:
@@ -232,7 +236,7 @@ def _check_hardware(engine: Artifact, provider: Provider) -> list[str]:
     """Return warnings on GPUs, profiles and plugins; refuse an engine for unsupported GPUs only."""
     manifest, gpus = engine.manifest, engine.manifest.device.get("gpus")
     if not gpus:
-        raise refused(engine.path, "its manifest names no GPU that it was built for", BUILD_AGAIN)
+        raise artifact_error(engine.path, "its manifest names no GPU that it was built for", BUILD_AGAIN)
     unsupported = [gpu for gpu in gpus if not provider.takes(gpu)]
     listed = ", ".join(f"sm{number}" for number in provider.gpus)
     limits = f"{provider.name} takes {listed} and sm{provider.newest_gpus} and newer"
@@ -309,7 +313,7 @@ def _require(path: Path, holds: bool, problem: str) -> None:
         raise ModelError(f"{path}: {problem}", file=path)
 
 
-def engine_graph(
+def make_ep_context_model(
     provider: Provider, io: ModelIO, manifest: Manifest, *, context: bytes, embedded: bool, header: bytes
 ) -> onnx.ModelProto:
     """Return the model of an engine; `context` is its bytes or its file's name, `header` its first bytes."""

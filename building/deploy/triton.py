@@ -30,9 +30,9 @@ from ...spec.looking import TritonOptions, TritonSpec
 from .triton_config import (
     Config,
     format_config,
+    format_tensors,
     make_config,
     profile_batches,
-    spelled,
     tensor_fields,
 )
 from .triton_model import TritonModel, read_triton_model
@@ -69,7 +69,7 @@ def versions_in(folder: Path) -> list[int]:
     )
 
 
-def edited(config: Path) -> bool:
+def is_edited(config: Path) -> bool:
     """Return whether an existing configuration was not written by qcompile, or was changed since."""
     if not config.is_file():
         return False
@@ -79,13 +79,13 @@ def edited(config: Path) -> bool:
 
 
 @contextmanager
-def beside(repository: Path) -> Iterator[Path]:
+def hidden_folder(repository: Path) -> Iterator[Path]:
     """Yield an empty hidden folder on the repository's file system; remove a new repository left empty."""
     is_new = not repository.is_dir()
     with contextlib.ExitStack() as stack:
         try:
             repository.mkdir(parents=True, exist_ok=True)
-            hidden = stack.enter_context(held_folder(_hidden_parent(repository)))
+            hidden = stack.enter_context(locked_folder(_hidden_parent(repository)))
         except OSError as error:
             raise _translate_os_error(repository, error) from error
         try:
@@ -226,7 +226,7 @@ def package_triton(
     text = format_config(config.fields)
     digest = hashlib.sha256(text.encode()).hexdigest()
     text = f"# Written by qcompile package triton; what follows is sha256:{digest}\n{text}"
-    with beside(repository) as temporary:
+    with hidden_folder(repository) as temporary:
         staged = temporary / name
         progress("copy")
         copy_files(model.files, staged / str(version))
@@ -246,7 +246,7 @@ def _check_place(folder: Path, present: Sequence[int], spec: TritonSpec) -> None
     if (folder / str(version)).exists() and not spec.overwrite:
         hint = f"give `version` {max([version, *present]) + 1}, or `overwrite`"
         raise InvalidOption(f"{folder}: version {version} exists", hint=hint, option="version")
-    if edited(folder / CONFIG) and not spec.overwrite:
+    if is_edited(folder / CONFIG) and not spec.overwrite:
         problem = f"{folder / CONFIG}: was not written by qcompile, or was changed since"
         hint = "`overwrite` replaces it; keep a copy of your changes"
         raise InvalidOption(problem, hint=hint, option="overwrite")
@@ -260,7 +260,9 @@ def _check_same(model: TritonModel, config: Config, folder: Path, version: int) 
     existing = _read_version(model, folder, version)
     batched = config.max_batch_size > 0
     tensors, existing_tensors = (tensor_fields(each, batched=batched) for each in (model, existing))
-    differing = (spelled(existing_tensors), spelled(tensors)) if tensors != existing_tensors else ()
+    differing = (
+        (format_tensors(existing_tensors), format_tensors(tensors)) if tensors != existing_tensors else ()
+    )
     if not differing and len(existing.profiles) != len(model.profiles):
         differing = f"{len(existing.profiles)} optimization profiles", str(len(model.profiles))
     if differing:

@@ -145,7 +145,7 @@ def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
     )
 
 
-def spelled(tensors: Iterable[Message]) -> str:
+def format_tensors(tensors: Iterable[Message]) -> str:
     """Format tensors for a message: `x TYPE_FP32 [3, 8, 8]`."""
     return ", ".join(f"{item['name']} {item['data_type']} {list(item['dims'])}" for item in tensors)
 

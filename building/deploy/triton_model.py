@@ -40,7 +40,7 @@ _FIRST_INT64_MAJOR = 10
 BUILD_AGAIN = "build the engine again"
 
 
-def refused(path: Path, problem: str, hint: str) -> ArtifactError:
+def artifact_error(path: Path, problem: str, hint: str) -> ArtifactError:
     return ArtifactError(f"{path}: {problem}", hint=hint, file=path)
 
 
@@ -89,7 +89,7 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
     if kind not in _READERS:
         problem = f"is a {kind} file" if kind else "has no manifest"
         hint = "give an artifact of `qcompile build` with its manifest, or an .onnx file"
-        raise refused(path, f"{problem}; Triton takes engines, ONNX and TorchScript", hint)
+        raise artifact_error(path, f"{problem}; Triton takes engines, ONNX and TorchScript", hint)
     checks: tuple[Check, ...] = ()
     if manifest is not None and verify:
         load_artifact(path)
@@ -110,7 +110,7 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     if backend is None:
         problem = f"built for {manifest.target}; Triton's tensorrt backend loads plans of TensorRT itself"
         hint = "build with `target` tensorrt on the GPU that will serve, or package the ONNX file"
-        raise refused(path, problem, hint)
+        raise artifact_error(path, problem, hint)
     require_weights(path, manifest, "stored without weights (`strip_weights`); Triton loads whole plans")
     io, notes = _tensorrt_io(_manifest_io(path, manifest), manifest)
     profiles = _profiles(path, manifest)
@@ -131,12 +131,12 @@ def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
     if manifest and (provider := manifest.proof.get("provider")):
         problem = f"holds an engine for {provider}; Triton's onnxruntime backend has no such provider"
         hint = "package an engine built with `target` tensorrt, or the ONNX file it was built from"
-        raise refused(path, problem, hint)
+        raise artifact_error(path, problem, hint)
     is_bound = manifest is not None and manifest.target in CPU_TARGETS
     target = manifest.target if manifest and is_bound else "onnxruntime"
     backend = engine(target).triton
     if backend is None:
-        raise refused(path, f"Triton has no backend for {target}", "")
+        raise artifact_error(path, f"Triton has no backend for {target}", "")
     notes = [] if manifest else [f"{path.name} has no manifest, so no record of its verification"]
     if manifest and manifest.target.startswith("tensorrt"):
         notes.append(f"its Q/DQ is placed for {manifest.target}, and ONNX Runtime will run it")
@@ -172,7 +172,7 @@ _READERS = {"engine": _read_engine, "onnx": _read_onnx, "torchscript": _read_tor
 def _manifest_io(path: Path, manifest: Manifest) -> ModelIO:
     if manifest.io is None or not manifest.io.inputs or not manifest.io.outputs:
         problem = "its manifest names no inputs and outputs; Triton needs them"
-        raise refused(path, problem, "make the artifact again")
+        raise artifact_error(path, problem, "make the artifact again")
     return manifest.io
 
 
@@ -196,7 +196,7 @@ def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
         profiles = msgspec.convert(manifest.proof.get("profiles", []), list[dict[str, Range]])
     except msgspec.ValidationError as error:
         problem = f"its profiles cannot be read ({type(error).__name__}: {error})"
-        raise refused(manifest_path(path), problem, BUILD_AGAIN) from error
+        raise artifact_error(manifest_path(path), problem, BUILD_AGAIN) from error
     assert manifest.io is not None
     dynamic = {tensor.name: len(tensor.shape) for tensor in manifest.io.inputs if tensor.dynamic_axes}
     for index, ranges in enumerate(profiles or [{}]):
@@ -204,7 +204,7 @@ def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
         wrong = sorted(name for name, rank in dynamic.items() if ranks.get(name) != {rank})
         if wrong:
             problem = f"profile {index} of its manifest has no whole range for {', '.join(wrong)}"
-            raise refused(path, problem, BUILD_AGAIN)
+            raise artifact_error(path, problem, BUILD_AGAIN)
     return profiles
 
 
@@ -240,7 +240,7 @@ def _check_types(model: TritonModel) -> None:
             problem = f"{tensor.name!r} is {tensor.dtype}; Triton's {backend} backend takes {dtypes}"
             raise InvalidOption(f"{model.path}: {problem}", hint="export the model with another type there")
         if not tensor.name:
-            raise refused(model.path, "an input or output has no name", "")
+            raise artifact_error(model.path, "an input or output has no name", "")
 
 
 def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check, ...], list[str]]:
@@ -311,7 +311,7 @@ def positional_names(path: Path, io: ModelIO) -> list[str]:
         required = f"a tensor or a tuple of {len(io.outputs)}"
     if problem:
         problem = f"{problem}; Triton's pytorch backend is given {required} here"
-        raise refused(path, problem, "package the ONNX file in its place")
+        raise artifact_error(path, problem, "package the ONNX file in its place")
     by_name = all(tensor.name in names for tensor in io.inputs)
     places = [names.index(tensor.name) for tensor in io.inputs] if by_name else range(len(io.inputs))
     return [f"INPUT__{place}" for place in places]

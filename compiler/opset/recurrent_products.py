@@ -28,7 +28,7 @@ from ...calibration.qparams import INT8, choose_qparams, choose_weight_qparams
 from ...model.graph.graph import attribute, subgraphs, tensor_values
 from ...model.graph.graph_edits import drop_unused_initializers, set_nodes, store
 from ...model.graph.graph_names import Names
-from ..qdq import pair, store_qparams
+from ..qdq import make_qdq_pair, store_qparams
 
 _PLAIN = {
     "LSTM": {"hidden_size", "direction", "input_forget", "layout"},
@@ -100,8 +100,8 @@ def quantize_states(model: onnx.ModelProto) -> int:
             qparams, state = choose_weight_qparams(weight, 1), choose_qparams(-1, 1, INT8)
             of_weight = store_qparams(graph, f"{name}/", qparams)
             of_state = store_qparams(graph, f"{name}/state_", state)
-            nodes += pair(name, f"{name}/dequantized", of_weight, axis=1)
-            of_product = pair(product.input[0], f"{product.name}/dequantized", of_state)
+            nodes += make_qdq_pair(name, f"{name}/dequantized", of_weight, axis=1)
+            of_product = make_qdq_pair(product.input[0], f"{product.name}/dequantized", of_state)
             product.input[:] = [f"{product.name}/dequantized", f"{name}/dequantized"]
             set_nodes(body, [*of_product, *body.node])
             count += 1

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...core.artifact import cached_digest, checked_input
 from ...core.files import temporary_folder
-from ...errors import ModelError, translated
+from ...errors import ModelError, translate_errors
 from ...spec.tensors import ModelIO
 from .. import onnx
 from . import graph
@@ -191,7 +191,7 @@ def read_graph(path: Path) -> Graph:
     damage, hint = (DecodeError, ValueError, IndexError), "copy or export the file again"
     if path.stat().st_size:  # an empty file cannot be mapped
         with (
-            translated(
+            translate_errors(
                 f"{path}: not an ONNX model, or cut off", ModelError, errors=damage, hint=hint, file=path
             ),
             path.open("rb") as file,
@@ -304,7 +304,7 @@ def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True
             continue
         if not beside and location(tensor) != path.resolve().name:
             continue
-        with translated(message, ModelError, errors=(OSError, ModelProblem), hint=hint, file=path):
+        with translate_errors(message, ModelError, errors=(OSError, ModelProblem), hint=hint, file=path):
             tensor.raw_data = read_external(tensor, path.resolve().parent)
         tensor.ClearField("data_location")
         del tensor.external_data[:]

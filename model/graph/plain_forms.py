@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...errors import ModelError, translated
+from ...errors import ModelError, translate_errors
 from ...spec.opsets import OLDEST
 from .. import onnx
 from .graph import (
@@ -167,7 +167,7 @@ def inline_functions(model: onnx.ModelProto) -> bool:
             item.version = imported.setdefault(_domain(item.domain), item.version)
     names = ", ".join(sorted({name for _, name, _ in functions}))
     hint = "export the model without functions of its own"
-    with translated(f"functions {names}: ONNX's inliner refuses them:", ModelError, hint=hint):
+    with translate_errors(f"functions {names}: ONNX's inliner refuses them:", ModelError, hint=hint):
         inlined = inline_local_functions(without_weights(model))
     del model.functions[:]
     set_nodes(model.graph, inlined.graph.node)

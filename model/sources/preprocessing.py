@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ...core.files import read_json
-from ...errors import InvalidOption, translated
+from ...errors import InvalidOption, translate_errors
 from ...spec.tensors import TensorInfo, format_shape
 from .source import did_you_mean
 
@@ -139,7 +139,7 @@ def read_preprocessing(value: object, where: str = "preprocessing") -> Preproces
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InvalidOption(f"{where} of kind {kind!r}; {', '.join(_KINDS)} are known")
     errors = (msgspec.ValidationError, UnicodeError)  # UnicodeError: text that no file can store
-    with translated(f"{where} of kind {kind!r}:", InvalidOption, errors=errors):
+    with translate_errors(f"{where} of kind {kind!r}:", InvalidOption, errors=errors):
         return msgspec.convert(value, _KINDS[kind])
 
 

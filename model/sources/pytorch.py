@@ -22,7 +22,7 @@ from ...core.files import require_file
 from ...core.installation import import_package
 from ...core.memory import require_address_space
 from ...core.progress import quiet
-from ...errors import ExportError, InvalidOption, ModelError, translated
+from ...errors import ExportError, InvalidOption, ModelError, translate_errors
 from ...spec.tensors import TensorInfo
 from .archives import check_archive, is_archive, require_trust
 
@@ -70,7 +70,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        with translated(f"{path}: not a readable safetensors file", ModelError, file=path):
+        with translate_errors(f"{path}: not a readable safetensors file", ModelError, file=path):
             values: Mapping[str, Any] = load_file(path)
     else:
         values = _read_state_dict(path)
@@ -112,7 +112,7 @@ def load_weights(module: Any, path: Path, label: str, *, classes: int = 0) -> tu
             hint="give the file of this exact model, with its number of classes",
             file=path,
         )
-    with translated(f"{label}: {path} cannot be loaded:", ModelError, file=path):
+    with translate_errors(f"{label}: {path} cannot be loaded:", ModelError, file=path):
         module.load_state_dict(values, strict=False)
     return head
 
@@ -123,7 +123,7 @@ def _read_state_dict(path: Path) -> Mapping[str, Any]:
         check_archive(path, what="a state dict", hint="copy it again, or save it with torch.save once more")
     what = "not a state dict that loads without unpickling code"
     hint = "save it with torch.save(model.state_dict(), FILE) or as .safetensors"
-    with translated(f"{path}: {what}", ModelError, hint=hint, file=path):
+    with translate_errors(f"{path}: {what}", ModelError, hint=hint, file=path):
         values = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(values, Mapping):
         raise ModelError(
@@ -181,14 +181,14 @@ def load_program(path: Path, device: str) -> torch.nn.Module:
     hint = "save it with torch.export.save, with a PyTorch no newer than this one"
     check_archive(path, what=what, hint=hint)
     require_trust(path)
-    with translated(f"{path}: not {what}", ModelError, hint=hint, file=path):
+    with translate_errors(f"{path}: not {what}", ModelError, hint=hint, file=path):
         with quiet():  # PyTorch also logs the tracebacks of its errors
             program = torch.export.load(path)
         if device == "cpu":
             return program.module()  # type: ignore[no-any-return]
     # Constants inside the graph must move too, which some versions of PyTorch cannot do.
     hint = "save it with torch.export.save on that device, or run it on the processor"
-    with translated(f"{path}: cannot be moved to {device}", ModelError, hint=hint, file=path):
+    with translate_errors(f"{path}: cannot be moved to {device}", ModelError, hint=hint, file=path):
         from torch.export.passes import move_to_device_pass
 
         return move_to_device_pass(program, device).module()
@@ -237,7 +237,7 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
     require_trust(path)
     # torch.jit.load warns that it is deprecated.
     with (
-        translated(f"{path}: PyTorch cannot load it", ModelError, errors=(RuntimeError,), file=path),
+        translate_errors(f"{path}: PyTorch cannot load it", ModelError, errors=(RuntimeError,), file=path),
         quiet(),
     ):
         return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]

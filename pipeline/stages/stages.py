@@ -200,10 +200,10 @@ def quantize_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
 
 def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
     """Return whether the graph is quantized or cast; a float graph or PyTorch model is not changed."""
-    from ...building.lowered import writes_types
+    from ...building.lowered import must_lower
 
     artifact = find_artifact(recipe, stage.artifact)
-    return writes_types(artifact, capabilities_of(engine(artifact.target)))
+    return must_lower(artifact, capabilities_of(engine(artifact.target)))
 
 
 def quantize_work(recipe: Recipe, stage: Stage, job: StageJob) -> object:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from written_models import model_of
 
-from qcompile.building.passes import broken_edge, fitting_passes, run_passes
+from qcompile.building.passes import find_broken_edge, fitting_passes, run_passes
 from qcompile.compiler.opset.passes import Pass
 from qcompile.core.progress import silent
 from qcompile.engines.registry import capabilities_of, engine
@@ -92,7 +92,7 @@ def unmade(graph: Graph) -> list[str]:
     ],
 )
 def test_a_pass_that_leaves_a_broken_graph_is_named(change: object, problem: str, graph: Graph) -> None:
-    assert broken_edge(graph) == ""
+    assert find_broken_edge(graph) == ""
     with pytest.raises(ModelError, match=rf"pass 'edit' failed: {problem}"):
         run_passes([Pass("edit", change)], graph, graph, silent)  # type: ignore[arg-type]
 

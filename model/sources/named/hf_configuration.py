@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub import snapshot_download
 
 from ....core.progress import quiet
-from ....errors import ModelError, translated
+from ....errors import ModelError, translate_errors
 from ...graph.source_paths import path_there
 from ..preprocessing import (
     AudioPreprocessing,
@@ -57,7 +57,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     if not path.is_file():
         return {}
-    with translated(f"{path}: not JSON", ModelError, file=path):
+    with translate_errors(f"{path}: not JSON", ModelError, file=path):
         value = json.loads(path.read_bytes())
     return value if isinstance(value, dict) else {}
 
@@ -81,7 +81,7 @@ def _snapshot(source: Source, *, weights: bool) -> Path:
             raise not_cached(source.spec, source.name, hub_cache()) from error
     hint = "check the name, or copy the model's files here and give hf:FOLDER"
     message = f"{source.spec}: {source.name} cannot be downloaded:"
-    with translated(message, ModelError, hint=hint), network(allowed=True):
+    with translate_errors(message, ModelError, hint=hint), network(allowed=True):
         folder = Path(fetch(allow_patterns=[*_FILES, *(_WEIGHTS[:1] if weights else ())]))
         if weights and not any(folder.glob(_WEIGHTS[0])):
             folder = Path(fetch(allow_patterns=[*_FILES, *_WEIGHTS]))

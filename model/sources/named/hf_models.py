@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from ....errors import ModelError, first_line, translated
+from ....errors import ModelError, first_line, translate_errors
 from ....spec.tensors import AxisExtents, TensorInfo
 from ...sessions.random_input import Domain
 from ..nested import NestedInputs, Slot
@@ -176,7 +176,7 @@ def _load(source: Source, choice: Choice, config: Any, names: Sequence[str]) -> 
 def _config(source: Source, folder: Path) -> Any:
     message = f"{source.spec}: transformers {transformers.__version__} cannot read its configuration:"
     hint = "install a newer transformers, or write a function: file.py:function"
-    with translated(message, ModelError, hint=hint, file=folder / "config.json"):
+    with translate_errors(message, ModelError, hint=hint, file=folder / "config.json"):
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
@@ -192,7 +192,7 @@ def _load_trained(source: Source, choice: Choice, config: Any, folder: Path) -> 
     """Return the model with its trained weights, and whether weights of its pooler are missing."""
     # Damaged, pickled and misshapen weights raise many types of errors.
     message = f"{source.spec}: the weights in {folder} cannot be loaded:"
-    with translated(message, ModelError, file=folder), network(allowed=False):
+    with translate_errors(message, ModelError, file=folder), network(allowed=False):
         model, report = choice.model.from_pretrained(
             folder, config=config, local_files_only=True, output_loading_info=True, torch_dtype=torch.float32
         )

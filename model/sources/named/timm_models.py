@@ -10,7 +10,7 @@ import timm
 from huggingface_hub import try_to_load_from_cache
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 
-from ....errors import ModelError, translated
+from ....errors import ModelError, translate_errors
 from ..preprocessing import ImagePreprocessing, Task
 from ..pytorch import read_weights
 from ..source import Source, hub_cache
@@ -58,7 +58,7 @@ def _load(source: Source, cfg: Any) -> Any:
         return timm.create_model(source.name, pretrained=False, **arguments)
     message = f"{source.spec}: timm cannot load its weights:"
     hint = "give `weights` random, or `weights` FILE"
-    with translated(message, ModelError, hint=hint), description.network(source.options.download):
+    with translate_errors(message, ModelError, hint=hint), description.network(source.options.download):
         if not source.options.download:
             arguments |= _cached_weights(source, cfg)
         return timm.create_model(source.name, pretrained=True, **arguments)

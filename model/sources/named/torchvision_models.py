@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.detection.image_list import ImageList
 
-from ....errors import ModelError, first_line, translated
+from ....errors import ModelError, first_line, translate_errors
 from ....spec.tensors import TensorInfo
 from ..preprocessing import PRESETS, ImagePreprocessing, Task, scaled_resize
 from ..pytorch import read_weights
@@ -222,7 +222,7 @@ def _weights_file(source: Source, weights: Any) -> Path:
     cached.parent.mkdir(parents=True, exist_ok=True)
     digest = torch.hub.HASH_REGEX.search(cached.name)
     hint = f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE"
-    with translated(f"{source.spec}: {weights.url} cannot be downloaded:", ModelError, hint=hint):
+    with translate_errors(f"{source.spec}: {weights.url} cannot be downloaded:", ModelError, hint=hint):
         torch.hub.download_url_to_file(
             weights.url, str(cached), digest.group(1) if digest else None, progress=False
         )

@@ -133,7 +133,7 @@ CONTRADICTIONS: dict[str, Callable[[onnx.GraphProto], Any]] = {
 def test_what_contradicts_the_schema_or_the_engine_is_never_written(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undamaged = ep_context.engine_graph
+    undamaged = ep_context.make_ep_context_model
     for said, change in CONTRADICTIONS.items():
 
         def damaged(*arguments: Any, change: Any = change, **named: Any) -> onnx.ModelProto:
@@ -141,7 +141,7 @@ def test_what_contradicts_the_schema_or_the_engine_is_never_written(
             change(model.graph)
             return model
 
-        monkeypatch.setattr(ep_context, "engine_graph", damaged)
+        monkeypatch.setattr(ep_context, "make_ep_context_model", damaged)
         with pytest.raises(ModelError, match=said):
             package_ep_context(engine, tmp_path / "m.onnx")
         assert list(tmp_path.glob("*m.onnx*")) == []

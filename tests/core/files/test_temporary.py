@@ -39,8 +39,8 @@ def test_temporary_folders_are_made_in_one_place() -> None:
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from qcompile.core.files.temporary import held_folder
-with held_folder(Path(sys.argv[1])) as folder:
+from qcompile.core.files.temporary import locked_folder
+with locked_folder(Path(sys.argv[1])) as folder:
     (folder / "work").write_text("half")
     print(folder, flush=True)
     sys.stdin.read()
@@ -151,7 +151,7 @@ def test_a_name_that_only_looks_like_ours_stays(tmp_path: Path) -> None:
 def test_many_processes_that_sweep_at_once_spare_the_living(tmp_path: Path) -> None:
     sweep = "import sys; from pathlib import Path; from qcompile.core.files.temporary import *\n"
     sweep += "for _ in range(100):\n    remove_stale(Path(sys.argv[1]))\n"
-    sweep += "    with held_folder(Path(sys.argv[1])) as f: (f / 'a').touch(); assert (f / 'a').exists()\n"
+    sweep += "    with locked_folder(Path(sys.argv[1])) as f: (f / 'a').touch(); assert (f / 'a').exists()\n"
     with locked_folder(tmp_path) as folder:
         several = [subprocess.Popen([sys.executable, "-c", sweep, str(tmp_path)]) for _ in range(3)]
         try:
