@@ -91,7 +91,7 @@ class BuildRequest:
         return self.spec.one_precision
 
     @property
-    def sampled(self) -> str:
+    def input_name(self) -> str:
         """Name of the input that the artifact is checked on, for messages."""
         return "the data" if self.samples else "one random input"
 
@@ -157,7 +157,7 @@ class DeviceRun:
     cuda_graph: bool = False
     runtime_cache: bool = True
 
-    def require_plain(self, engine_name: str) -> None:
+    def refuse_streams_and_graphs(self, engine_name: str) -> None:
         """Raise InvalidOption for streams or a CUDA graph: engine `engine_name` supports neither."""
         if self.streams != 1 or self.cuda_graph:
             raise InvalidOption(f"streams and cuda_graph: engine {engine_name} supports neither")
@@ -274,7 +274,7 @@ class Engine(ABC):
     """Precisions of float layers that `tune` tries, float32 first."""
     triton: TritonBackend | None = None
     """Triton's backend for the artifacts; None without one."""
-    offered: tuple[Proposal, ...] = ()
+    custom_proposals: tuple[Proposal, ...] = ()
     """Artifacts that a recipe may have, if not one in fp32 and one in int8."""
 
     def __init_subclass__(cls) -> None:
@@ -291,7 +291,7 @@ class Engine(ABC):
     def proposals(self) -> tuple[Proposal, ...]:
         """Return the artifacts that a recipe may have for this target."""
         title = rows()[self.name].title
-        return self.offered or (
+        return self.custom_proposals or (
             Proposal(f"{self.name}-fp32", "fp32", f"what {title} gains in float", "float alone"),
             Proposal(f"{self.name}-int8", "int8", f"8-bit weights and activations on {title}", "static"),
         )
@@ -357,7 +357,7 @@ class Engine(ABC):
         """Return the ONNX operators that the runtime reads; None if it reads all, or the list is unknown."""
         return None
 
-    def read_by(self, operator: str) -> str:
+    def versions_that_read(self, operator: str) -> str:
         """Return, as text, the versions that read an operator missing in `operators`; empty if none does."""
         return ""
 

@@ -26,7 +26,7 @@ class Deviation:
     error: float = 0.0  # Σ|out − ref|²
     labels: bool = False  # whether the elements are not floats
     mismatch: str = ""  # how its shape or type differs from the graph's output
-    promised: str = ""  # how its shape differs from the declared one
+    declared_mismatch: str = ""  # how its shape differs from the declared one
     uncompared: str = ""  # why its elements do not correspond to the graph's
 
     def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
@@ -54,9 +54,9 @@ class Deviation:
             self.error += float((c - a) @ (c - a))
 
     @property
-    def is_other(self) -> bool:
+    def has_wrong_shape_or_type(self) -> bool:
         """Whether its shape or its type is wrong."""
-        return bool(self.mismatch or self.promised)
+        return bool(self.mismatch or self.declared_mismatch)
 
     def excess(self, *, integers: bool, noise_db: float | None) -> float:
         """Return the error that execution adds, as a share of the allowed error; above 1 the output fails.
@@ -64,7 +64,7 @@ class Deviation:
         The floor applies if the artifact rounds to `integers`. `noise_db` is the signal-to-noise ratio that
         float arithmetic may cost; None without this allowance.
         """
-        if self.is_other:
+        if self.has_wrong_shape_or_type:
             return math.inf
         added = self.total - self.quantization
         if added <= 0 or self.uncompared:
@@ -79,8 +79,8 @@ class Deviation:
 
     def words(self, name: str) -> str:
         """Return the signal-to-noise ratio against the graph, and that of quantization, as text."""
-        if self.is_other:
-            return f"output {name!r} {self.mismatch or self.promised}"
+        if self.has_wrong_shape_or_type:
+            return f"output {name!r} {self.mismatch or self.declared_mismatch}"
         if self.labels:
             return f"output {name!r}: {self.error:.0f} of {self.elements} elements differ from its graph"
         equal = f"{decibels(self.signal, self.error):.1f} dB from" if self.error else "equal to"

@@ -153,7 +153,7 @@ def check_values(
         (way, name): each
         for way, outputs in choices.items()
         for name, each in outputs.items()
-        if each.is_other
+        if each.has_wrong_shape_or_type
     }
     counts = {
         "random inputs": sum(map(samples_in, random)),
@@ -172,13 +172,13 @@ def check_values(
     wrong = sorted((key for key in excess if excess[key] > 1), key=lambda key: -excess[key])
     for way, name in wrong:
         detail = f"{sums[way, name].words(name)}; {inputs_text}"
-        if sums[way, name].promised:
+        if sums[way, name].declared_mismatch:
             return ValueCheck([Check(SUBJECT, False, detail)], f"{detail}, {way}", "", _DECLARE)
         comparison.execution = replace(execution, ways={way: execution.ways[way]})
         if way not in layers:
             layers[way] = first_layer(graph, lambda tensor: comparison.prefix_fails(graph, tensor))
         layer = layers[way]
-        if layer is None and not sums[way, name].is_other:
+        if layer is None and not sums[way, name].has_wrong_shape_or_type:
             if excess[way, name] <= _MAX_MAGNIFIED and (operator := _bounded_operator(graph, name)):
                 notes.append(f"every layer is right; {operator} magnifies their roundings")
                 continue
@@ -311,7 +311,9 @@ class ValueComparison:
                         elif output is not None:
                             sums.add(a, b, output)
                         if output is not None and not has_other_extents:
-                            sums.promised = sums.promised or self._shape_error(name, feeds, output, decider)
+                            sums.declared_mismatch = sums.declared_mismatch or self._shape_error(
+                                name, feeds, output, decider
+                            )
             by_way[words] = outputs
         return by_way
 

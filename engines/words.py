@@ -73,7 +73,7 @@ class KnownFault:
     """An operator that a runtime computes wrongly, and the action on it.
 
     Attributes:
-        what: The wrong behavior, as the end of a sentence that begins with the operator.
+        defect: The wrong behavior, as the end of a sentence that begins with the operator.
         versions: Target to the first version with the fault and the first without it; "" for no bound.
         precisions: Affected precisions, and `gpus` ("sm120"); empty for all.
         profiles: Least number of optimization profiles with the fault.
@@ -83,7 +83,7 @@ class KnownFault:
     name: str
     operator: str
     issues: tuple[str, ...]
-    what: str
+    defect: str
     action: Literal["rewrite", "refuse", "warn"]
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     precisions: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class KnownFault:
         return numbers >= version_numbers(since) and (not until or numbers < version_numbers(until))
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.operator} {self.what} ({'; '.join(self.issues)})"
+        return f"{self.name}: {self.operator} {self.defect} ({'; '.join(self.issues)})"
 
 
 def version_numbers(version: str, count: int = 2) -> tuple[int, ...]:

@@ -215,7 +215,7 @@ def evaluate(
             truth = truth_of(batch, scoring, data)
             reference, outputs = (next(infer_all(worker, [batch.feeds], notes)) for worker in workers)
             if not sums:
-                scoring = scoring.resolved(reference, truth)
+                scoring = scoring.resolve(reference, truth)
                 sums = [ScoreSums(scoring), ScoreSums(scoring)]
             if stored_samples < most_samples:
                 stored_samples += batch.samples

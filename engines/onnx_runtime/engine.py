@@ -74,7 +74,7 @@ class OnnxRuntime(Engine):
     rules = RULES
     faults = KNOWN_FAULTS
     triton = TRITON
-    offered = PROPOSALS
+    custom_proposals = PROPOSALS
     places: tuple[Place, ...] = ("cpu", "cuda")
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
@@ -146,7 +146,7 @@ class OnnxRuntime(Engine):
             failure=values.failure,
             wrong_layer=values.wrong_layer,
             hint=values.hint,
-            checks=[Check("runs after loading again", True, request.sampled), *values.checks],
+            checks=[Check("runs after loading again", True, request.input_name), *values.checks],
             warnings=[*foreign_isa_warnings(isa), *values.warnings],
             layers=layers,
         )
@@ -180,7 +180,7 @@ class OnnxRuntime(Engine):
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        run.require_plain(self.name)
+        run.refuse_streams_and_graphs(self.name)
         lacks_cuda = not self.why_not_run() and why_no_cuda_provider()
         install = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu" if lacks_cuda else ""
         self.require_gpu_here(artifact, run.device, install)

@@ -45,7 +45,7 @@ class OpenVino(Engine):
     faults = KNOWN_FAULTS
     tuned_floats = ("fp32", "bf16")
     triton = TRITON
-    offered = PROPOSALS
+    custom_proposals = PROPOSALS
     # It takes some, and fails on a DFT of a real signal and on an STFT of free length (2026.4).
     lacks = frozenset(["DFT", "Dropout", "STFT"])
 
@@ -92,7 +92,7 @@ class OpenVino(Engine):
             failure=values.failure,
             wrong_layer=values.wrong_layer,
             hint=values.hint,
-            checks=[Check("runs after loading again", True, request.sampled), *values.checks],
+            checks=[Check("runs after loading again", True, request.input_name), *values.checks],
             warnings=[*foreign_isa_warnings(isa), *values.warnings],
             layers=PlannedLayers(
                 [node.name for node in asked],

@@ -74,7 +74,7 @@ class PyTorch(Engine):
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        run.require_plain(self.name)
+        run.refuse_streams_and_graphs(self.name)
         return self.open_in_mode(artifact, "eager", threads=threads, io=io, device=run.device)
 
     def open_in_mode(
@@ -110,7 +110,7 @@ class TorchScript(PyTorch):
     name = "torchscript"
     suffix = ".pt"
     triton = TRITON
-    offered = PROPOSALS
+    custom_proposals = PROPOSALS
 
     def why_not_build(self) -> str:
         return self.why_not_run()
@@ -155,7 +155,7 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
     with trust_files([Path(path)]):  # it was written here
         traced = load_torch(parse_source(path)).module
     runner = PyTorchRunner(traced, ModelIO(example.inputs, ()))
-    other = example.resized(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
+    other = example.resize_batch(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
     negated = {n: -a if a.dtype.kind == "f" else a for n, a in example.feeds.items()}
     lowest = float("inf")
     for feeds in (example.feeds, negated, other):

@@ -43,7 +43,7 @@ class TensorRT(Engine):
     extra = "tensorrt"
     rules = RULES
     triton: TritonBackend | None = TRITON
-    offered = proposals("trt")
+    custom_proposals = proposals("trt")
     keeps_layers = True
     has_best = True
     needs_gpu_to_build = True
@@ -86,7 +86,7 @@ class TensorRT(Engine):
         parser = load_adapter(self.name).parser()
         return parser.operators if parser else None
 
-    def read_by(self, operator: str) -> str:
+    def versions_that_read(self, operator: str) -> str:
         since = first_version(operator)
         return f"tensorrt, which reads it from version {since} on" if since else ""
 
@@ -196,7 +196,7 @@ class TensorRTRTX(TensorRT):
     packages = RTX_PACKAGES
     extra = "tensorrt-rtx"
     triton = None  # its backend loads plans of TensorRT itself
-    offered = proposals("rtx")
+    custom_proposals = proposals("rtx")
     lacks = TensorRT.lacks | {"Ceil", "Elu", "Range", "ScatterElements"}  # some forms of them
     keeps_rejected = False  # it builds in seconds
 

@@ -218,7 +218,7 @@ def init(
     if facts.precision == "int8":  # the graph holds its scales, so no calibration is needed
         data = replace(data, calibration="")
     progress("look at the installation")
-    choice = ArtifactChoice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
+    choice = ArtifactChoice(facts, data, look_at_machine(), targets=spec.requested_targets, gpus=spec.gpus)
     if not choice.artifacts:
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed", hint=install_hint("cpu"), engine=""

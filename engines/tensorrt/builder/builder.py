@@ -99,7 +99,7 @@ class Prepared:
             self.monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
 
     @property
-    def facts(self) -> dict[str, object]:
+    def shared_entries(self) -> dict[str, object]:
         """Return the entries shared by a dry run's report and the manifest's proof."""
         ranges = [{item.name: item.as_json() for item in profile} for profile in self.profiles]
         return {"network_layers": int(self.network.num_layers), "profiles": ranges}
@@ -120,7 +120,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "typing": "weak" if _weak(adapter, request) else "strong",
             "layers_by_precision": by_precision(prepared.layers),
             "forced_layers": dict(request.layers),
-            **prepared.facts,
+            **prepared.shared_entries,
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
             "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
             "build_routes": list(build_routes(prepared.config).values()),
@@ -158,10 +158,10 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     layers, planned, reached, proof = verify_precision(
         adapter, request, prepared.layers, inspections, weak=weak
     )
-    proof |= {**prepared.facts, "has_run": False}
+    proof |= {**prepared.shared_entries, "has_run": False}
     if request.spec.calibrator:
         proof["calibrator"] = "ranges" if feeder is None else feeder.kind
-        proof["calibration_batches"] = 0 if feeder is None else feeder.fed
+        proof["calibration_batches"] = 0 if feeder is None else feeder.batches_fed
     if options.strip_weights and not options.refit:
         proof["weights"] = weights_digest(request.onnx)
     return BuildOutcome(

@@ -59,7 +59,7 @@ class Feeder:
     kind: str = "entropy"
     inputs: Mapping[str, CalibrationInput] = field(default_factory=dict)
     raised: BaseException | None = None
-    fed: int = 0
+    batches_fed: int = 0
     cache: bytes = field(default=b"", repr=False)
     before_each_step: Callable[[], None] = field(default=lambda: None, repr=False)
 
@@ -71,8 +71,8 @@ class Feeder:
             if batch is None:
                 return None
             addresses = [int(self.device.copy(name, self.inputs[name].take(batch))) for name in names]
-            self.fed += 1
-            self.progress("calibrate by TensorRT", self.fed)
+            self.batches_fed += 1
+            self.progress("calibrate by TensorRT", self.batches_fed)
             return addresses
         except BaseException as error:  # Ctrl-C too: it must not cross TensorRT's C++
             self.raised = error

@@ -304,10 +304,10 @@ def _range_from_note(tensor: TensorInfo, note: InputNote, batches: Collection[st
             continue
         is_batch = (axis == 0 or extent in batches) and example <= _DEFAULT_MAX
         sizes = (_DEFAULT_OPT, max(_DEFAULT_MAX, largest)) if is_batch else (example, largest or 2 * example)
-        opt, high = (limits.nearest(size) for size in sizes)
+        opt, high = (limits.round_up(size) for size in sizes)
         if axis and not is_batch and limits.maximum is not None:
-            high = limits.nearest(limits.maximum)
-        shapes.append((limits.nearest(1), opt, high))
+            high = limits.round_up(limits.maximum)
+        shapes.append((limits.round_up(1), opt, high))
     low, opts, highs = zip(*shapes, strict=True)
     return InputRange(tensor.name, low, opts, highs)
 

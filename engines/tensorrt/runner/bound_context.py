@@ -231,7 +231,7 @@ class BoundContext:
             allocator.begin()
         if not self._context.execute_async_v3(self._stream.handle):
             for allocator in self._allocators.values():
-                allocator.raise_again()
+                allocator.raise_stored_error()
             raise self._failure("the engine failed")
 
     def _download(self) -> None:

@@ -188,7 +188,7 @@ class _StoredError:
     def _store(self, error: BaseException) -> None:
         self._raised = self._raised or error.with_traceback(None)  # a traceback would hold this run's frames
 
-    def raise_again(self) -> None:
+    def raise_stored_error(self) -> None:
         """Raise the stored error, if any, and forget it."""
         raised, self._raised = self._raised, None
         if raised is not None:

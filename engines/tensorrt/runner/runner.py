@@ -286,7 +286,7 @@ class TensorRTRunner(Runner):
             listener = make_listener(self._adapter.module, self._context, names)
             bound = self._bind(feeds, graph=False)
             bound.run_listened(listener)
-            listener.raise_again()
+            listener.raise_stored_error()
             return {**listener.tensors, **self._on_host(bound)}
 
     def close(self) -> None:
