@@ -138,7 +138,7 @@ class OpenVino(Engine):
 
     def _open_runner(self, path: Path, threads: int, *, profile: bool = False) -> OpenVinoRunner:
         self.require_here()
-        precision, manifest = "fp32", read_manifest(path)  # float32 of a foreign file
+        precision, manifest = "fp32", read_manifest(path)  # a file without a manifest runs in float32
         if manifest is not None:
             floats = str(manifest.options.get("float_precision") or "fp32")
             precision = _computed_in(manifest.precision, floats)
@@ -148,7 +148,7 @@ class OpenVino(Engine):
         return self._compiled(path, precision, threads, profile=profile)
 
     def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> Values:
-        """Compare the compiled model with its graph, at fixed extents and with any dynamic shapes."""
+        """Compare the compiled model with its graph, at fixed extents and, if it has any, dynamic shapes."""
         precision = _computed_in(request.precision, request.spec.floats)
 
         def open_copy(path: Path, *, dynamic: bool = False) -> Runner:
@@ -198,8 +198,8 @@ class OpenVino(Engine):
 
 
 _IN_FLOAT32 = "it computes floats in float32, as its INFERENCE_PRECISION_HINT f32 says"
-"""Evidence if a layer's precision is unreported: of the loop that OpenVINO makes of a recurrent layer with
-sequence lengths, it does not report the body (2026.4.1)."""
+"""Evidence for layers with an unreported precision: OpenVINO makes a loop of a recurrent layer with sequence
+lengths, and does not report the loop's body (2026.4.1)."""
 
 
 def _count_layers(
@@ -261,8 +261,8 @@ class OpenVinoRunner(Runner):
 
         check_feeds(self.io.inputs, feeds, "feeds")
         request = self._compiled(feeds).create_infer_request()
-        # A tensor shares the memory of its array, as in ONNX Runtime's session, without a reference to it.
-        # An array in another order is copied here, so `run` must hold the only reference to the copy.
+        # A tensor shares the memory of its array, as in ONNX Runtime's session, but holds no reference to it.
+        # An array in another order is copied here, so `run` must hold a reference to the copy.
         arrays = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         for name, array in arrays.items():
             tensor = openvino.Tensor(array, shared_memory=True)
@@ -338,7 +338,7 @@ _CONTEXT = re.compile(
 
 
 def _reason(error: Exception, model: onnx.ModelProto) -> str:
-    """Return the reason in an error of OpenVINO, and the node of the model concerned.
+    """Return the model's node and the reason from an error of OpenVINO.
 
     The message has several lines: places in the source, headings, failed conditions, the reason (2026.4):
 
@@ -348,9 +348,8 @@ def _reason(error: Exception, model: onnx.ModelProto) -> str:
         While validating node 'opset1::Add Add_83 (...) -> (dynamic[...])' with friendly_name 'Add_83':
         Argument shapes are inconsistent.
 
-        Add 'n': Argument shapes are inconsistent.
-
-    OpenVINO's CPU plugin names the ONNX node, its output, or a node that a pass created.
+    This returns "Add 'n': Argument shapes are inconsistent." OpenVINO's CPU plugin names the ONNX node, its
+    output, or a node that a pass created.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if not line.startswith(_NOISE) and not line.endswith(("Failure:", ":"))]

@@ -7,12 +7,12 @@ kernels that multiply:
 
 1. The kernel has the name of the node or of its output.
 2. The kernel reads the node's stored weight.
-3. The kernel has the name of a node's only consumer, or of the only consumer after it: a bias, an activation.
+3. The kernel has the name of the node's sole consumer or of the next sole consumer: a bias, an activation.
 4. An unmatched kernel without names from the file reads the node's operands.
 5. A block of several nodes ("Subgraph"; attention is one) has the node's name, or has its consumer's name and
    holds or reads both operands. Most blocks hold element-wise operators only.
 6. A bidirectional recurrent node has one kernel per direction, under OpenVINO's names. If all such kernels
-   compute in one precision, it is the node's.
+   compute in one precision, the node has that precision.
 """
 
 from __future__ import annotations
@@ -160,11 +160,8 @@ class _KernelSearch:
         return self._unmatched(lambda kernel: kernel.kind in _RECURRENT_KERNELS)
 
     def precision(self, kernel: Kernel, node: onnx.NodeProto) -> str:
-        """Return the precision in which a kernel computes a node.
-
-        For a block OpenVINO reports the widest type of its inputs. A layer inside it takes both operands
-        in 8 bits or neither, so one 8-bit operand is enough evidence for INT8.
-        """
+        """Return a node's precision in a kernel. For a block OpenVINO reports the widest type of its inputs,
+        but a layer inside takes both operands in 8 bits or neither, so one 8-bit operand means INT8."""
         if kernel.kind == _BLOCK:
             sources = [self.kernels[key] for key in kernel.inputs]
             for operand in self._operands(node):

@@ -37,9 +37,9 @@ _MODE_TEXT = {
 class PyTorchRunner(Runner):
     """A module that runs without gradients; inputs go in by name if `forward` has parameters of these names.
 
-    Every mode but eager converts the module once for each set of input shapes. It must then compute the same
-    as eager; the 16-bit modes are not checked, so only a comparison of their outputs shows their error. The
-    module must be in evaluation mode and, for a `device`, on that GPU already.
+    Every mode but eager converts the module once for each set of input shapes. The result must compute the
+    same as eager, except in 16 bits, where only the outputs show the rounding error. The module must be in
+    evaluation mode and, for a `device`, on that GPU already.
     """
 
     contains = "host to host: one forward()"
@@ -199,11 +199,8 @@ def _rounding(torch: Any, device: Any) -> tuple[str, ...]:
 
 
 def in_sixteen_bits(torch: Any, module: Any, mode: str, device: Any) -> Callable[..., Any]:
-    """Return a call with float32 inputs and outputs that computes in 16 bits.
-
-    In mode half the module's weights are float16 already; autocast uses PyTorch's default type: bfloat16 on a
-    processor, float16 on a GPU.
-    """
+    """Return a call with float32 inputs and outputs that computes in 16 bits. In mode half the weights are
+    float16 already; autocast uses PyTorch's default: bfloat16 on a processor, float16 on a GPU."""
     if mode == "half":
 
         def run(*arguments: Any, **keywords: Any) -> Any:
@@ -236,7 +233,7 @@ def _map(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class GpuCall:
-    """A module with its feeds on a separate stream, with page-locked memory, as TensorRT's engines run here:
+    """A module with its feeds, on a separate stream and with page-locked memory as in the runner of TensorRT:
     only latencies that include the same copies are comparable.
 
     After `wait`, `outputs` is the result of `forward`, its tensors on the host, until the next run.

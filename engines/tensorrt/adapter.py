@@ -96,10 +96,8 @@ class Adapter:
         return not self.is_rtx
 
     def parser(self) -> ParserOperators | None:
-        """Return the operators of its ONNX parser, from the data of the version or else from the parser.
-
-        None if the version is newer than the data and the parser cannot be created on this machine.
-        """
+        """Return the operators of its ONNX parser, from the data of its version or else from the parser; None
+        if the version is newer than the data and the parser cannot be created here."""
         return self._parser_of_version() or ask_parser(self.module)
 
     @property
@@ -129,10 +127,8 @@ class Adapter:
         return 1 << int(getattr(flags, name)) if hasattr(flags, name) else 0
 
     def set_precision(self, config: Any, precision: str, floats: str, *, weak: bool, tf32: bool) -> None:
-        """Permit TF32 or not, and set the flags for a precision in a weakly typed network.
-
-        TF32 is on by default, so "fp32" must turn it off: its products have 10-bit mantissas.
-        """
+        """Permit TF32 or not, and set the flags for a precision in a weakly typed network. TF32, whose products
+        have 10-bit mantissas, is on by default, so "fp32" must clear it."""
         flags = self.module.BuilderFlag
         (config.set_flag if tf32 or precision == "tf32" else config.clear_flag)(flags.TF32)
         for flag in self.permitting_flags(precision, floats, weak=weak):
@@ -150,10 +146,8 @@ class Adapter:
         return [self.flag(name, f"`precision` {precision}") for name in (*_WEAK_FLAGS[precision], *extra)]
 
     def graph_precision(self, precision: Precision) -> Precision:
-        """Return the precision that the graph must have: in a strongly typed network the requested one.
-
-        In a weakly typed network, integers and FP8 are in the graph as Q/DQ, and flags permit the rest.
-        """
+        """Return the precision that the graph must have: in a strongly typed network the requested one. A
+        weakly typed network has integers and FP8 in the graph, as Q/DQ; flags permit other precisions."""
         if precision == "tf32":
             return "fp32"
         return precision if self.strongly_typed or precision in _IN_GRAPH else "fp32"

@@ -1,9 +1,9 @@
 """Known faults: graphs for which TensorRT builds an engine with wrong results and without an error.
 
 An entry has the public report or source of the fault, the versions, and the action: rewrite the graph, refuse
-the build, or warn. This project has seen none of them on a GPU. "Parser" in a comment: its source shows the
-fault, or the network that TensorRT-RTX's parser creates. Versions are the first with the fault and the first
-without; "" for the oldest version, or for a fault that is not fixed.
+the build, or warn. This project has seen none of them on a GPU. "Parser" in a comment means that
+its source, or the network that TensorRT-RTX's parser creates, shows the fault. Versions are the first with
+the fault ("" for the oldest) and the first without ("" if not fixed).
 """
 
 from __future__ import annotations

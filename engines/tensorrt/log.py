@@ -36,7 +36,7 @@ as INT64 (values out of range have another warning, onnx2trt_utils.cpp); on Tens
 extents in a second profile; and two lines of advice after a warning that is complete without them."""
 
 _CONSEQUENCES = ("Assertion engine != nullptr failed", "the engine could not be initialized")
-"""Last errors there, whatever the cause."""
+"""Last errors of 8.5.3.1 for any cause; `last_error` skips them."""
 
 _MAX_MESSAGES = 1000
 """Messages of each kind in a `Log`, the newest ones: a runner may listen for months."""
@@ -112,10 +112,8 @@ def listening(log: Log) -> Iterator[Log]:
 
 @contextmanager
 def setting(log: Log, option: str, name: str) -> Iterator[None]:
-    """Raise InvalidOption if TensorRT refuses an option that the block sets, or only logs a complaint.
-
-    Its setters return normally when they refuse: `setFlag: Error Code 3: API Usage Error (...)`.
-    """
+    """Raise InvalidOption if TensorRT refuses an option that the block sets. Its setters may return normally
+    and only log the refusal: `setFlag: Error Code 3: API Usage Error (...)`."""
     try:
         with listening(log) as block_log:
             yield
@@ -144,7 +142,7 @@ def plain(message: str) -> str:
 
 _SKIPPED_TACTIC = re.compile(r"Skipping tactic \S+ due to exception (.+)")
 """A warning that can explain a missing kernel: "cuBLASLt error 1 querying major version." in an installation
-without cuBLAS (there, too)."""
+without cuBLAS (8.5.3.1, too)."""
 
 _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"out of memory|outofmemory|requested amount of gpu memory", "the GPU's memory does not suffice",

@@ -64,8 +64,7 @@ UNKNOWN_OPSET = max(_OPSETS.values())
 
 @dataclass(frozen=True)
 class ParserOperators:
-    """The operators that a parser reads, under ONNX's and TensorRT's names, and the newest opset to write for
-    it."""
+    """The operators that a parser reads, ONNX's and TensorRT's, and the newest opset to write for it."""
 
     operators: frozenset[str]
     highest_opset: int
@@ -88,10 +87,8 @@ def first_version(operator: str) -> str:
 
 @functools.cache
 def ask_parser(module: Any) -> ParserOperators | None:
-    """Return the ONNX operators that the parser of an imported TensorRT reads; None if it cannot be created.
-
-    The parser needs TensorRT's builder, and that needs a GPU; TensorRT-RTX's builder does not.
-    """
+    """Return the operators that the parser of an imported TensorRT reads, or None if it cannot be created:
+    the parser needs TensorRT's builder, which needs a GPU; TensorRT-RTX's builder needs none."""
     try:
         logger = make_log(module).logger  # one for the whole process
         network = module.Builder(logger).create_network(0)

@@ -80,11 +80,9 @@ def target_of(plan: bytes) -> str:
 
 
 def carries_runtime(options: Mapping[str, object]) -> bool:
-    """Return whether an engine holds the lean runtime, host code with which newer versions run it.
-
-    Without it, only the version of the build loads it, unless the lean library of that version is given to
-    `IRuntime::loadRuntime` (NvInferRuntime.h).
-    """
+    """Return whether an engine holds the lean runtime, host code with which newer versions run it. Otherwise
+    only its version loads it, or `IRuntime::loadRuntime` needs that version's lean library
+    (NvInferRuntime.h)."""
     return bool(options.get("version_compatible")) and not options.get("exclude_lean_runtime")
 
 
@@ -151,7 +149,7 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], de
 
     - Types: `DataType.FP4` came with 10.8, `E8M0` with 10.12. The names in the module decide.
     - GPUs: both begin with compute capability 10.0 (support matrices of TensorRT-RTX and TransformerEngine).
-      For sm89, TensorRT-RTX 1.7 refuses NVFP4 itself; MXFP8 it would build as dequantizations in front of a
+      For sm89, TensorRT-RTX 1.7 refuses NVFP4 itself, but would build MXFP8 as dequantizations before a
       product of floats.
     """
     kind, since = _FORMAT_TYPES[precision]
@@ -168,10 +166,8 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], de
 
 
 def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
-    """Return a warning for MXFP8 on TensorRT-RTX, which multiplies it in float; [] for others.
-
-    Found in engines of 1.7.1 for sm120: their generated programs convert both operands to float16.
-    """
+    """Return a warning for MXFP8 on TensorRT-RTX, [] for others. Found in engines of 1.7.1 for sm120: their
+    generated programs convert both operands to float16."""
     text = (
         f"{adapter.name} stores MXFP8 and multiplies floats: engines of 1.7.1 dequantize both operands; "
         "`precision` nvfp4 and fp8 have products of their own"
@@ -180,7 +176,7 @@ def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
 
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")
-"""Functions of libraries for TensorRT's registry: of 10 and newer, and of 8.6."""
+"""Entry points of libraries for TensorRT's registry: of 10 and newer, and of 8.6."""
 
 
 @dataclass(frozen=True)
@@ -255,11 +251,8 @@ def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) ->
 
 
 def _stream_weights(loaded: OpenPlan, on_gpu: str, subject: str) -> None:
-    """Set the bytes of weights on the GPU, before an execution context exists; later it is fixed.
-
-    See NvInferRuntime.h, `setWeightStreamingBudgetV2`. The Python attribute drops the bool that C++ returns,
-    so the value is read back.
-    """
+    """Set the bytes of weights on the GPU, which are fixed once an execution context exists
+    (NvInferRuntime.h, `setWeightStreamingBudgetV2`). Python drops C++'s bool result, so it reads the value."""
     engine = loaded.engine
     budget = weights_on_gpu(on_gpu, engine.streamable_weights_size)
     engine.weight_streaming_budget_v2 = budget

@@ -36,7 +36,7 @@ Outputs = Mapping[str, Any]
 
 @dataclass
 class _Runs:
-    """Inputs in words, outputs of the model and of the engine for each, and the reasons for missing runs."""
+    """Descriptions of the inputs, outputs of model and engine for each, and reasons for missing runs."""
 
     inputs: list[str] = field(default_factory=list)
     expected: list[Outputs] = field(default_factory=list)
@@ -92,10 +92,8 @@ def _run(runner: Runner, outcome: BuildOutcome, request: BuildRequest) -> _Runs:
 
 
 def _reference(request: BuildRequest, names: list[str]) -> Callable[[Feeds], Outputs | str]:
-    """Return a function from feeds to the outputs of unoptimized ONNX Runtime, or to the reason for none.
-
-    It runs the graph or, if ONNX Runtime cannot (no kernels for bfloat16), the user's model.
-    """
+    """Return a function from feeds to the outputs of unoptimized ONNX Runtime, or to the reason for none. It
+    runs the graph or, if ONNX Runtime cannot (no kernels for bfloat16), the user's model."""
     files = [file for file in dict.fromkeys([request.model, request.source]) if file.endswith(".onnx")]
     sessions: dict[str, Any] = {}
 
@@ -160,7 +158,7 @@ def _judge_runs(outcome: BuildOutcome, request: BuildRequest, runs: _Runs) -> Bu
         f"on {inputs_text}; {output.criterion} is required"
         for output in failed
     }
-    # Most elements are beyond the limit, on input that is evidence.
+    # Outputs with mostly wrong elements, for input that is evidence.
     evidence = request.sample is not None or not (request.precision in BY_SIGNAL and request.spec.calibrator)
     wrong = [
         output.output
@@ -184,8 +182,8 @@ def _warn_not_run(outcome: BuildOutcome, reason: str) -> BuildOutcome:
 
 
 _CHEAP_TIMES, _CHEAP_ELEMENTS = 4, 1 << 20
-"""Limits of the elements at the largest shapes: a multiple of those at OPT, and a number. ONNX Runtime must
-compute them, too, unoptimized and on the processor."""
+"""Limits of the elements at the largest shapes, as a multiple of OPT's and in total: ONNX Runtime computes
+them, too, unoptimized and on the processor."""
 
 
 def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[tuple[str, Feeds]]:
