@@ -1,4 +1,4 @@
-"""What OpenVINO's graphs look like, how its precisions run, and where it is proposed."""
+"""OpenVINO in data: its packages, rules for quantized graphs, proposals, Triton settings and known faults."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..words import TRITON_TYPES, KnownFault, Proposal, TritonBackend
 def shared_core() -> Any:
     """Return the one Core of this process.
 
-    At its first compilation a Core gives the thread a stack for signals, and when it goes, the one from
-    before. Of two that go in the order they came, the thread keeps a stack that is unmapped, and Ctrl-C
-    kills the process (2026.4.1, on processors with AMX).
+    A Core's first compilation sets a signal stack for the thread; its destruction restores the previous one.
+    If two Cores are destroyed in the order of their creation, the thread is left with an unmapped stack, and
+    Ctrl-C kills the process (2026.4.1, on processors with AMX).
     """
     import openvino
 
@@ -33,7 +33,7 @@ def _core(kind: type) -> Any:
 def run_model(
     model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]], **settings: object
 ) -> dict[str, NDArray[Any]]:
-    """Return the outputs of a small model, on one thread and in float32 beside its integers."""
+    """Return the outputs of a small model, computed on one thread, with floats in float32."""
     core = shared_core()
     settings |= {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
@@ -54,7 +54,7 @@ outputs = {{name: found[output] for output in compiled.outputs for name in outpu
 RESHAPE = "model.reshape({name: array.shape for name, array in feeds.items()})\n"
 
 RULES = GraphRules(
-    # With a zero point products of two activations fall to float (2026.4), so those are symmetric int8.
+    # With a zero point, products of two activations run in float (2026.4), so these are symmetric int8.
     zero_points="where free",
     writes_floats=True,
     gathers_by_vectors=True,
@@ -65,7 +65,7 @@ RULES = GraphRules(
 )
 
 PACKAGES = {"openvino": "openvino"}
-FOUR_BITS = "it does not tell which weights have 4 bits"
+FOUR_BITS = "it does not report 4-bit weights"
 
 PROPOSALS = (
     Proposal("openvino-fp32", "fp32", "the other runtime for this processor", "float alone"),
@@ -85,9 +85,9 @@ TRITON = TritonBackend(
     note="OpenVINO computes float parts in bf16 where the CPU can; its backend has no other hint",
 )  # fmt: skip
 
-# Graphs that OpenVINO's optimizer or reader turns into graphs that compute something else. All were found
-# here, with 2026.4.1 on every processor that it runs on; tests/engines/test_openvino_faults.py has the
-# smallest graphs. Older versions, from 2024.4 on, were not tried, and count as affected.
+# Graphs that OpenVINO's reader or optimizer changes into graphs with other results. All were found by this
+# project with 2026.4.1 on every supported processor; tests/engines/test_openvino_faults.py has the smallest
+# graphs. Older versions from 2024.4 on were not tested, and count as affected.
 _SEEN = ("seen by us with OpenVINO 2026.4.1; not reported",)
 
 

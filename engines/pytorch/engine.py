@@ -1,4 +1,4 @@
-"""Run a MODEL in eager PyTorch, the baseline, or in another of PyTorch's modes; build TorchScript of it."""
+"""Run a MODEL in eager PyTorch, the baseline, or in another of PyTorch's modes; build TorchScript from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRITON = TritonBackend(
 
 
 class PyTorch(Engine):
-    """Eager execution of a MODEL; there is nothing to build."""
+    """Adapter that runs a MODEL in eager PyTorch; it builds nothing."""
 
     name = "pytorch"
     suffix = ""
@@ -105,7 +105,7 @@ class PyTorch(Engine):
 
 
 class TorchScript(PyTorch):
-    """A traced and frozen program, saved by `torch.jit.save`."""
+    """Adapter that builds a traced and frozen program, saved by `torch.jit.save`."""
 
     name = "torchscript"
     suffix = ".pt"
@@ -125,16 +125,16 @@ class TorchScript(PyTorch):
         request.progress("trace and freeze")
         configs: list[Any] = []
         if caching(loaded.module):
-            again = partial(example.call, loaded.module, example.feeds)
-            _, configs = without_cache(loaded.module, again(), again)
-        stored = io.BytesIO()  # on a full disk its writer ends the process (torch 2.13: std::terminate)
+            call_module = partial(example.call, loaded.module, example.feeds)
+            _, configs = without_cache(loaded.module, call_module(), call_module)
+        buffer = io.BytesIO()  # on a full disk torch's file writer ends the process (2.13: std::terminate)
         try:
             with quiet(), torch.no_grad():
                 frozen = torch.jit.freeze(trace(torch, loaded.module, arguments, keywords).eval())
-                torch.jit.save(frozen, stored)
+                torch.jit.save(frozen, buffer)
         except Exception as error:  # tracing runs the user's code, which may raise anything
             raise BuildError(f"{request.model}: cannot be traced: {first_line(error)}") from error
-        request.output.write_bytes(stored.getbuffer())
+        request.output.write_bytes(buffer.getbuffer())
         outputs, check = _compare(loaded.module, example, str(request.output), request.model)
         return BuildOutcome(
             kind="torchscript",
@@ -149,16 +149,16 @@ class TorchScript(PyTorch):
 
 
 def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tuple[TensorInfo, ...], Check]:
-    """Compare the trace with the module on other values and another batch than it was made with."""
+    """Compare the trace with the module on the traced input, other values and another batch size."""
     first = example.call(module, example.feeds)
     names, arrays = name_outputs([], first, example.feeds), flat_outputs(first)[1]
-    with trust_files([Path(path)]):  # it was written here
+    with trusting([Path(path)]):  # this process wrote the file
         traced = load_torch(parse_source(path)).module
     runner = PyTorchRunner(traced, ModelIO(example.inputs, ()))
-    other = example.resize_batch(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
+    other_batch = example.resized(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
     negated = {n: -a if a.dtype.kind == "f" else a for n, a in example.feeds.items()}
     lowest = float("inf")
-    for feeds in (example.feeds, negated, other):
+    for feeds in (example.feeds, negated, other_batch):
         expected = flat_outputs(example.call(module, feeds))[1]
         try:
             outputs_of_trace = runner.infer(feeds).values()

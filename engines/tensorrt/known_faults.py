@@ -1,9 +1,9 @@
-"""Known faults: graphs of which TensorRT builds an engine that computes something else, without a word.
+"""Known faults: graphs for which TensorRT builds an engine with wrong results and without an error.
 
-Each has the public report or the source from which it is known, the versions, and what is done: the graph is
-rewritten, the build refused, or a warning given. None of them was seen by ourselves on a GPU. What a comment
-calls "parser" is decided by its source, or by the network that TensorRT-RTX's real parser makes. Versions are
-the first that has a fault and the first without; "" for the oldest, or none.
+An entry has the public report or source of the fault, the versions, and the action: rewrite the graph, refuse
+the build, or warn. This project has seen none of them on a GPU. "Parser" in a comment means that
+its source, or the network that TensorRT-RTX's parser creates, shows the fault. Versions are the first with
+the fault ("" for the oldest) and the first without ("" if not fixed).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HALVES = ("fp16", "bf16")
 
 
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    # Parser: importGridSample of 10.1-GA; TensorRT-RTX 1.7.1 reads it rightly, 1.5 did not.
+    # Parser: importGridSample of 10.1-GA; TensorRT-RTX 1.7.1 reads it correctly, 1.5 did not.
     KnownFault("grid-sample-mode", "GridSample", ("NVIDIA/TensorRT 4646", "onnx/onnx-tensorrt 1060"),
                "of opset 20 on is read as mode nearest, as its parser knows the modes' older names alone",
                "rewrite", versions={"tensorrt": ("10.0", ""), "tensorrt-rtx": ("", "1.7")}),
@@ -56,24 +56,24 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
                "of an attention in half precision reads a transposed input with the strides of another order",
                "refuse", hint="give the input in the order in which the attention reads it, or build in fp32",
                precisions=_HALVES, versions={"tensorrt": ("11.2", "")}),
-    # Reported of one model, from 10.x to 10.16.1.
+    # Reported for one model, from 10.x to 10.16.1.
     KnownFault("fused-attention-sm120", "MatMul", ("NVIDIA/TensorRT 4837",),
                "of an attention in half precision is fused to one kernel that is wrong on consumer Blackwell",
                "warn", precisions=_HALVES, gpus=("sm120",), versions={"tensorrt": ("10.0", "")}),
-    # Reported of SegFormer alone, in 10.11 and 11.1, in fp32 too; the cause is not known.
+    # Reported for SegFormer only, in 10.11 and 11.1, also in fp32; the cause is unknown.
     KnownFault("batched-reduced-keys", "MatMul", ("NVIDIA/TensorRT 4853",),
                "of an attention whose keys a strided convolution reduces is wrong in a batch above 1 "
                "(SegFormer)",
                "warn", versions={"tensorrt": ("10.11", "")}),
-    # Reported of DINOv3 alone, in 10.4, and in FP16 in 10.3; the cause is not known.
+    # Reported for DINOv3 only, in 10.4, and in FP16 in 10.3; the cause is unknown.
     KnownFault("partly-rotated-attention", "MatMul", ("NVIDIA/TensorRT 4742", "NVIDIA/TensorRT 4723"),
                "of an attention that rotates all but the first tokens is computed wrongly (DINOv3)",
                "warn", versions={"tensorrt": ("10.3", "10.5")}),
-    # Each profile is verified.
+    # Each profile is verified after the build.
     KnownFault("several-profiles", "engine", ("NVIDIA/TensorRT 4250",),
                "of several optimization profiles computes something else in one of them",
                "warn", profiles=2, versions={"tensorrt": ("8.5", "10.8")}),
-    # Reported of PromptDA alone, in every precision.
+    # Reported for PromptDA only, in every precision.
     KnownFault("normalized-and-back", "ReduceMin and ReduceMax", ("rerun-io/examples-monorepo 87",),
                "of an input that is normalized by them, and the result scaled back, are fused into wrong "
                "values; as outputs of the model they are not",
