@@ -98,7 +98,7 @@ class OnnxRuntime(Engine):
         isa = request.spec.isa
         for_other_isa = is_elsewhere(isa)
         request.progress(f"optimize for {isa if for_other_isa else 'this processor'}")
-        threads, half = request.spec.threads, holds_half(before)
+        threads, half = request.spec.threads, has_float16(before)
 
         def optimize(graph: Path, output: Path) -> None:
             # The optimizer writes memory layouts for the processor on which it runs.
@@ -129,7 +129,7 @@ class OnnxRuntime(Engine):
         counts = count_weighted(after, as_executed=True)
         requested = weighted_nodes(before).get(request.precision, [])
         missed, unreported = missed_nodes(requested, before, after, request.precision)
-        layers = Planned(
+        layers = PlannedLayers(
             [node.name for node in requested],
             {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},
             dict.fromkeys(unreported, "ONNX Runtime's optimizer gave it another name"),

@@ -67,7 +67,7 @@ def _tensor(value: Any) -> TensorInfo:
 
 # Observed with 1.21.1, 1.23.2 and 1.31.1; model/sessions/session.py describes the three cases.
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    KnownFault("requantized-layer", "Conv, ConvTranspose or Gemm",
+    KnownFault("find_requantized_layers-layer", "Conv, ConvTranspose or Gemm",
                ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
                "between Q/DQ gets weights of int8 where the graph has floats, or a bias of int32 that "
                "overflows",
@@ -77,7 +77,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
 
 def optimizers_to_leave_out(path: Path) -> tuple[str, ...]:
     """Return the names of the optimizers that would change the results of a file."""
-    return (WEIGHT_BIAS_QUANTIZATION,) if any(requantized(read_weightless(path).model)) else ()
+    return (WEIGHT_BIAS_QUANTIZATION,) if any(find_requantized_layers(read_weightless(path).model)) else ()
 
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"

@@ -45,7 +45,7 @@ class OpenVino(Engine):
     faults = KNOWN_FAULTS
     tuned_floats = ("fp32", "bf16")
     triton = TRITON
-    offered = PROPOSALS
+    custom_proposals = PROPOSALS
     # Some forms of them work; a DFT of a real signal and an STFT of dynamic length fail (2026.4).
     lacks = frozenset(["DFT", "Dropout", "STFT"])
 
@@ -92,9 +92,9 @@ class OpenVino(Engine):
             failure=values.failure,
             wrong_layer=values.wrong_layer,
             hint=values.hint,
-            checks=[Check("runs after loading again", True, request.sampled), *values.checks],
-            warnings=[*why_unchecked(isa), *values.warnings],
-            layers=Planned(
+            checks=[Check("runs after loading again", True, request.input_name), *values.checks],
+            warnings=[*foreign_isa_warnings(isa), *values.warnings],
+            layers=PlannedLayers(
                 [node.name for node in requested],
                 {name: layer.detail for name, layer in other_layers.items() if layer.precision != UNREPORTED},
                 {name: layer.detail for name, layer in other_layers.items() if layer.precision == UNREPORTED},
@@ -147,7 +147,7 @@ class OpenVino(Engine):
             raise ArtifactError(f"{path}: computes in {precision}: {emulated}", hint=hint, file=path)
         return self._compiled(path, precision, threads, profile=profile)
 
-    def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> Values:
+    def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> ValueCheck:
         """Compare the compiled model with its graph, at fixed extents and, if it has any, dynamic shapes."""
         precision = _computed_in(request.precision, request.spec.floats)
 
@@ -372,4 +372,4 @@ def _find_node(words: str, model: onnx.ModelProto) -> str:
             if name == node.name or name in node.output:
                 return f"{node.op_type} {node.name or node.output[0]!r}"
     missing = _MISSING_OPERATOR.search(words)
-    return lacking(missing[2], missing[1] or "", model) if missing else ""
+    return first_node_of(missing[2], missing[1] or "", model) if missing else ""

@@ -152,10 +152,10 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
     """Compare the trace with the module on the traced input, other values and another batch size."""
     first = example.call(module, example.feeds)
     names, arrays = name_outputs([], first, example.feeds), flat_outputs(first)[1]
-    with trusting([Path(path)]):  # this process wrote the file
+    with trust_files([Path(path)]):  # this process wrote the file
         traced = load_torch(parse_source(path)).module
     runner = PyTorchRunner(traced, ModelIO(example.inputs, ()))
-    other_batch = example.resized(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
+    other_batch = example.resize_batch(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
     negated = {n: -a if a.dtype.kind == "f" else a for n, a in example.feeds.items()}
     lowest = float("inf")
     for feeds in (example.feeds, negated, other_batch):

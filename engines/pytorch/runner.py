@@ -339,7 +339,7 @@ def weights_of_module(torch: Any, module: Any) -> WeightStats:
             if name in parameters or integer or (packed and tensor.numel() > 1):
                 count += tensor.numel()
                 types |= {"int8"} if integer else {_HALF_TYPES.get(str(tensor.dtype), "fp32")}
-    return WeightsHeld(count, size, _precision(module, types))
+    return WeightStats(count, size, _precision(module, types))
 
 
 def _precision(module: Any, types: set[str]) -> str:
@@ -357,7 +357,7 @@ def _read_names(torch: Any, module: Any) -> tuple[str, ...] | None:
     return tuple(node.target if node.op == "get_attr" else f"{node.target}." for node in nodes)
 
 
-def _count_script_weights(torch: Any, module: Any) -> WeightsHeld:
+def _count_script_weights(torch: Any, module: Any) -> WeightStats:
     """Return the weights of a TorchScript module: its parameters, or the constants of its graph if frozen."""
     stored = [*module.state_dict().values()]
     count = sum(tensor.numel() for tensor in module.parameters())

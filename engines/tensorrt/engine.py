@@ -196,7 +196,7 @@ class TensorRTRTX(TensorRT):
     packages = RTX_PACKAGES
     extra = "tensorrt-rtx"
     triton = None  # Triton's backend loads plans of TensorRT only
-    offered = proposals("rtx")
+    custom_proposals = proposals("rtx")
     lacks = TensorRT.lacks | {"Ceil", "Elu", "Range", "ScatterElements"}  # in some forms
     keeps_rejected = False  # a build takes seconds
 
