@@ -299,7 +299,7 @@ def judge_precision(
     if layers.missed and (strict or missed > ALLOWED_SHARE):
         return PrecisionVerdict(texts[0], (), proof)
     if unproven > _UNREPORTED_SHARE and (strict or not layers.evidence):
-        return PrecisionVerdict(f"{precision} was asked for and cannot be proven: {texts[-1]}", (), proof)
+        return PrecisionVerdict(f"{precision} was requested and cannot be proven: {texts[-1]}", (), proof)
     return PrecisionVerdict("", tuple(texts), proof)
 
 
@@ -313,7 +313,7 @@ def _reached_text(precision: str, outcome: BuildOutcome) -> str:
         each = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
         counts = ", ".join(each) or "no layer computes"
     return (
-        f"{precision} was asked for; {outcome.reached} of {outcome.planned} layers that compute "
+        f"{precision} was requested; {outcome.reached} of {outcome.planned} layers that compute "
         f"reached it ({counts})"
     )
 

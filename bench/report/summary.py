@@ -84,7 +84,7 @@ def summarize(source: ReportSource) -> Summary:
     allowed = [subject for subject in measured if why_not(subject, source.budget) is None]
     if not allowed:
         reasons = [f"{subject.label}: {why_not(subject, source.budget)}." for subject in measured]
-        return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
+        return Summary(None, "No artifact meets the budget.", (), reasons, _caveats(source, None))
     # A baseline that exceeds the budget does not exclude artifacts that are no faster than it.
     eligible = [s for s in allowed if s.is_baseline or s.verdict == "faster" or base not in allowed]
     recommended, equals = _smallest_of_fastest(eligible) if eligible else (base, [])

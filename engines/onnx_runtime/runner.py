@@ -67,7 +67,7 @@ def _tensor(value: Any) -> TensorInfo:
 
 # Observed with 1.21.1, 1.23.2 and 1.31.1; model/sessions/session.py describes the three cases.
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    KnownFault("find_requantized_layers-layer", "Conv, ConvTranspose or Gemm",
+    KnownFault("requantized-layer", "Conv, ConvTranspose or Gemm",
                ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
                "between Q/DQ gets weights of int8 where the graph has floats, or a bias of int32 that "
                "overflows",

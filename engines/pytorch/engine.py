@@ -25,7 +25,7 @@ from ..words import Proposal, TritonBackend
 from .runner import MODES, PyTorchRunner, trace
 
 PACKAGES = {"torch": "torch"}
-PROPOSALS = (Proposal("torchscript", "fp32", "as asked for", "named"),)
+PROPOSALS = (Proposal("torchscript", "fp32", "as requested", "named"),)
 
 TRITON = TritonBackend(
     "pytorch", "pytorch_libtorch", "model.pt",
@@ -118,7 +118,7 @@ class TorchScript(PyTorch):
     def build(self, request: BuildRequest) -> BuildOutcome:
         torch = import_torch()
         if request.precision != "fp32":
-            raise BuildError(f"TorchScript is built in fp32; {request.precision} was asked for")
+            raise BuildError(f"TorchScript is built in fp32; {request.precision} was requested")
         loaded = load_torch(parse_source(request.model))
         example = make_example(loaded, request.spec.inputs, [])
         arguments, keywords = example.arguments(example.feeds)

@@ -233,5 +233,5 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     """Return the size and time of a regular file."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path}: is no regular file")
+        raise ValueError(f"{path}: is not a regular file")
     return status.st_size, status.st_mtime_ns

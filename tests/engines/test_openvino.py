@@ -218,7 +218,7 @@ def test_bfloat16_is_proven_by_what_openvino_executes_where_the_processor_has_it
         qcompile.load(built.path)
     on_processor("avx512_bf16")
     told["fp32"] = told["bf16"] = "fp32"  # it says that it computes in float32 all the same
-    with pytest.raises(IntentNotReached, match=r"bf16 was asked for; 0 of 3 .* \(3 in fp32\)"):
+    with pytest.raises(IntentNotReached, match=r"bf16 was requested; 0 of 3 .* \(3 in fp32\)"):
         qcompile.build(model, tmp_path / "c.onnx", target="openvino", precision="bf16")
 
 

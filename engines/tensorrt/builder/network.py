@@ -256,9 +256,9 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
         precisions = {item.precision for item in matches} - {UNREPORTED}
         if not precisions:
             if any(item.is_block for item in matches):
-                reason = "inside a fused block, of which TensorRT tells no precision"
+                reason = "inside a fused block: TensorRT reports no precision"
             elif matches:
-                reason = "TensorRT tells no type of it"
+                reason = "TensorRT reports no type"
             elif problem:
                 reason = f"TensorRT's inspector: {problem}"
             elif has_blocks:
@@ -287,8 +287,8 @@ _FLOATS = ("fp32", "fp16", "bf16")
 _INSPECTOR_NAMES = {"nvfp4": "fp4", "mxfp8": "fp8"}
 """Possible names of block formats in the inspector: the types of their values in NvInferRuntimeBase.h."""
 _BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
-_REQUESTED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it fuses"
-_NOT_INSPECTED = "no GPU is here to ask the engine"
+_REQUESTED = "requested by Q/DQ or flags; TensorRT reports no types inside fused layers"
+_NOT_INSPECTED = "this machine has no GPU to inspect the engine"
 
 
 def verify_precision(
@@ -351,5 +351,5 @@ def _reason(name: str, kind: str, precision: str, weak: bool) -> str:
         forced = f"`layers` '{name}={precision}' forces it"
         return f"{kind}: it had no {precision} kernel or timed it slower; {forced}"
     if precision in _FLOATS:
-        return f"{kind}: the inspector tells it, although the network's type is {precision}"
+        return f"{kind}: the inspector reports it, although the network's type is {precision}"
     return f"{kind}: TensorRT did not fuse its Q/DQ into a {precision} kernel"

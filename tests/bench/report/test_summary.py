@@ -101,7 +101,7 @@ VINO_INT8 = artifact("vino", 8, precision="int8", engine="openvino")
         pytest.param([LARGE_BASE, SMALL], {"max_size_mb": 1}, "small", [WITHIN], id="the base exceeds it"),
         pytest.param(
             [BASE, artifact("fast", 4)], {"max_latency_ms": 1}, None,
-            ["No artifact keeps the budget.",
+            ["No artifact meets the budget.",
              "fast: it exceeds the budget: latency 4.00 ms, at most 1.00."], id="nothing keeps the budget",
         ),
     ],
