@@ -220,7 +220,7 @@ NO_INT4 = "holds no weights of 4 bits.*`mode` weights and `precision` int4"
         ("float", "tensorrt-rtx", "int4", InvalidOption, NO_INT4),
         ("int8", "onnxruntime", "int4", InvalidOption, "graph is int8 already; int4 was.*`precision` int8"),
         *[
-            ("onnxruntime", "onnxruntime", other, InvalidOption, f"graph is int4 already; {other} was requested")
+            ("onnxruntime", "onnxruntime", other, InvalidOption, f"is int4 already; {other} was requested")
             for other in ("int8", "fp16", "fp32")
         ],
         # One scale per channel, K is 16: ONNX Runtime dequantizes it each time.
