@@ -208,7 +208,7 @@ class OnnxRuntime(Engine):
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
         if device is not None:
-            problem = f"{self.name} tells no time of single layers on a GPU: its profile has the host's"
+            problem = f"{self.name} reports no layer times on a GPU: its profile has the host's"
             raise EngineUnavailable(problem, engine=self.name)
         times: dict[str, list[float]] = {}
         with temporary_folder("profile", artifact) as folder:

@@ -124,7 +124,7 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
 def placement_notes(operators: Mapping[str, Counter[str]]) -> tuple[str, ...]:
     """Return notes on nodes that run on the CPU or in float, from the operators of each provider."""
     if not operators:
-        return ("this ONNX Runtime does not tell which nodes it left to the processor; 1.24 and newer do",)
+        return ("this ONNX Runtime does not report which nodes run on the processor; 1.24 and newer do",)
     notes = []
     on_cpu, on_gpu = operators.get(CPU, Counter()), operators.get(CUDA, Counter())
     if on_cpu:
@@ -133,7 +133,7 @@ def placement_notes(operators: Mapping[str, Counter[str]]) -> tuple[str, ...]:
     pairs = on_gpu["DequantizeLinear"]
     if pairs:
         notes.append(
-            f"ONNX Runtime's CUDA provider computes {pairs} DequantizeLinear as they stand: "
+            f"ONNX Runtime's CUDA provider runs {pairs} DequantizeLinear nodes unfused: "
             "the layers behind them run in float; for INT8 on a GPU build for tensorrt"
         )
     return tuple(notes)

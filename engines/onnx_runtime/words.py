@@ -14,7 +14,7 @@ from ...model.sessions.session import import_onnxruntime, session_options
 from ..words import TRITON_TYPES, Proposal, TritonBackend
 
 PACKAGES = dict.fromkeys(("onnxruntime", *SUBSTITUTES["onnxruntime"]), "onnxruntime")
-"""Distributions that provide the module; one of them is installed."""
+"""Distributions that provide the module; a machine has one."""
 
 
 def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

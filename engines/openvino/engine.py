@@ -67,7 +67,7 @@ class OpenVino(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         if request.precision == "int4":
-            problem = "OpenVINO does not tell which weights it keeps in 4 bits, so that cannot be proven"
+            problem = "OpenVINO does not report which weights have 4 bits, so INT4 cannot be proven"
             raise BuildError(problem, hint="choose `target` onnxruntime or tensorrt-rtx")
         self.check(request.spec)
         before = request.onnx.load()
@@ -197,7 +197,7 @@ class OpenVino(Engine):
         return OpenVinoRunner(core, model, settings, graph, shown or str(path), dynamic=dynamic)
 
 
-_IN_FLOAT32 = "it computes floats in float32, as its INFERENCE_PRECISION_HINT f32 says"
+_IN_FLOAT32 = "it computes floats in float32: INFERENCE_PRECISION_HINT is f32"
 """Evidence for layers with an unreported precision: OpenVINO makes a loop of a recurrent layer with sequence
 lengths, and does not report the loop's body (2026.4.1)."""
 

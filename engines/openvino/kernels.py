@@ -89,10 +89,10 @@ def computed_by(
                     precision = search.precision(kernel, node)
                     detail = f"computes it in {precision} ({kernel.primitive})"
                     if precision == UNREPORTED:
-                        detail = f"tells no precision of {kernel.name} ({kernel.primitive})"
+                        detail = f"reports no precision of {kernel.name} ({kernel.primitive})"
                     computed[node.name] = Computed(precision, f"OpenVINO {detail}")
                     search.matched.add(kernel.key)
-    unreported = Computed(UNREPORTED, "OpenVINO does not tell what computes it")
+    unreported = Computed(UNREPORTED, "OpenVINO reports no kernel for it")
     return {node.name: computed.get(node.name, unreported) for node in nodes}
 
 

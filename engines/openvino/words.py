@@ -65,7 +65,7 @@ RULES = GraphRules(
 )
 
 PACKAGES = {"openvino": "openvino"}
-FOUR_BITS = "it does not tell which weights have 4 bits"
+FOUR_BITS = "it does not report 4-bit weights"
 
 PROPOSALS = (
     Proposal("openvino-fp32", "fp32", "the other runtime for this processor", "float alone"),

@@ -127,8 +127,8 @@ class Adapter:
         return 1 << int(getattr(flags, name)) if hasattr(flags, name) else 0
 
     def set_precision(self, config: Any, precision: str, floats: str, *, weak: bool, tf32: bool) -> None:
-        """Permit TF32 or not, and set the flags for a precision in a weakly typed network. TF32, whose products
-        have 10-bit mantissas, is on by default, so "fp32" must clear it."""
+        """Permit TF32 or not, and set the flags for a precision in weakly typed networks. TF32 is on by
+        default, and its products have 10-bit mantissas, so "fp32" clears it."""
         flags = self.module.BuilderFlag
         (config.set_flag if tf32 or precision == "tf32" else config.clear_flag)(flags.TF32)
         for flag in self.permitting_flags(precision, floats, weak=weak):

@@ -99,14 +99,14 @@ class TensorRT(Engine):
         adapter = load_adapter(self.name).typed(spec.tensorrt.typing)
         if spec.tensorrt.precision_constraints and adapter.strongly_typed and not spec.calibrator:
             hint = "give `typing` weak, or leave it out"
-            raise adapter.lacks("`precision_constraints`", "say in a strongly typed network", hint)
+            raise adapter.lacks("`precision_constraints`", "constraints in strongly typed networks", hint)
         if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
             raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
         names = [fault.name for fault in KNOWN_FAULTS]
         for name in spec.tensorrt.ignore_faults:
             if name not in (*names, "all"):
-                problem = f"`ignore_faults` {name}: there is no such known fault"
-                raise InvalidOption(f"{problem}; there are {', '.join(names)}", option="ignore_faults")
+                problem = f"`ignore_faults` {name}: unknown fault"
+                raise InvalidOption(f"{problem}; known are {', '.join(names)}", option="ignore_faults")
         if spec.tensorrt.dla_core >= 0:
             adapter.require_dla()
         if spec.calibrator:

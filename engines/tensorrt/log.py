@@ -145,11 +145,11 @@ _SKIPPED_TACTIC = re.compile(r"Skipping tactic \S+ due to exception (.+)")
 without cuBLAS (8.5.3.1, too)."""
 
 _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
-    (r"out of memory|outofmemory|requested amount of gpu memory", "the GPU's memory does not suffice",
-     "lower `max_shapes` or `workspace`, end what else uses the GPU, or build where it has more memory"),
+    (r"out of memory|outofmemory|requested amount of gpu memory", "the GPU has too little memory",
+     "lower `max_shapes` or `workspace`, end other programs on the GPU, or use a GPU with more memory"),
     (r"violate shape constraints", "the graph does not take the extents of a profile",
      "give extents that it takes: `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"),
-    (r"pluginV2Runner\S*::allocateResources", "a plugin does not get what it needs",
+    (r"pluginV2Runner\S*::allocateResources", "a plugin cannot allocate its resources",
      "plugins of TensorRT 8 call cuBLAS and cuDNN: install both, or write the operator in others"),
     (r"workspace limit|insufficient workspace|increase the (allowed )?workspace",
      "no kernel fits the workspace",
@@ -158,7 +158,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
      "raise `workspace` or `optimization_level`, or keep the layer in another precision with `layers`"),
     (r"check\(status == cuda_success\) failed", "it needs a GPU to compile with these options",
      "leave `refit` and `strip_weights` out, or build on a machine with the GPU"),
-    (r"hw-specific datatypes", "one of the GPUs does not have a type of the graph",
+    (r"hw-specific datatypes", "one of the GPUs does not support a type of the graph",
      "FP8 begins with sm89, NVFP4 and MXFP8 with sm100: name other `gpus`, or another `precision`"),
     (r"fp32 gemm is not supported", "one of the GPUs has no kernel for products of float32",
      "choose `precision` fp16, or int8 with `float_precision` fp16; or leave sm75 out of `gpus`"),
@@ -167,7 +167,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"libnvinfer_lean|libnvinfer_dispatch",
      "the lean runtime that `version_compatible` puts into an engine is not installed",
      "install it (tensorrt-lean), give `exclude_lean_runtime`, or leave `version_compatible` out"),
-    (r"K exceeds the maximum", "a TopK takes more than it can", "lower its k in the model"),
+    (r"K exceeds the maximum", "the k of a TopK is too large", "lower its k in the model"),
     (r"must have inputs with equal ranks", "the branches of an If differ in rank",
      "let both branches return tensors of one rank, or export the branch that is taken (`freeze_branches`)"),
     (r"has no runners that implement it", "it has no kernel for a layer",

@@ -101,7 +101,7 @@ def _can_load_version(built_by: str, installed: str, compatible: bool) -> bool:
 
 _SM_HINT = (
     "RTX 30 and A10 are sm86, RTX 40 and L4 sm89, RTX 50 sm120; "
-    "`qcompile doctor` tells it on the machine with the GPU"
+    "`qcompile doctor` shows it on the machine with the GPU"
 )
 
 
@@ -169,8 +169,8 @@ def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
     """Return a warning for MXFP8 on TensorRT-RTX, [] for others. Found in engines of 1.7.1 for sm120: their
     generated programs convert both operands to float16."""
     text = (
-        f"{adapter.name} stores MXFP8 and multiplies floats: engines of 1.7.1 dequantize both operands; "
-        "`precision` nvfp4 and fp8 have products of their own"
+        f"{adapter.name} stores MXFP8 but multiplies floats: engines of 1.7.1 dequantize both operands; "
+        "`precision` nvfp4 and fp8 do not"
     )
     return [text] if precision == "mxfp8" and adapter.is_rtx else []
 
@@ -252,7 +252,7 @@ def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) ->
 
 def _stream_weights(loaded: OpenPlan, on_gpu: str, subject: str) -> None:
     """Set the bytes of weights on the GPU, which are fixed once an execution context exists
-    (NvInferRuntime.h, `setWeightStreamingBudgetV2`). Python drops C++'s bool result, so it reads the value."""
+    (NvInferRuntime.h, `setWeightStreamingBudgetV2`). Python drops C++'s bool, so the value is read back."""
     engine = loaded.engine
     budget = weights_on_gpu(on_gpu, engine.streamable_weights_size)
     engine.weight_streaming_budget_v2 = budget

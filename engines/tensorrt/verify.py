@@ -50,7 +50,7 @@ def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable
     if request.spec.tensorrt.strip_weights:
         return _warn_not_run(outcome, "it is stored without weights")
     if any(kind for _, kind in request.spec.tensorrt.tensor_formats.values()):
-        return _warn_not_run(outcome, "its inputs or outputs are in a memory format of their own")
+        return _warn_not_run(outcome, "its inputs or outputs have special memory formats")
     try:
         with open_runner() as runner:
             runs = _run(runner, outcome, request)

@@ -203,7 +203,7 @@ def test_tensorrt_rtx_holds_4_bits_and_says_so(int4: MakePath, tmp_path: Path) -
     assert (manifest.proof["planned_in_precision"], manifest.proof["reached_in_precision"]) == (2, 2)
 
 
-UNPROVEN = "does not tell which weights it keeps in 4 bits.*tensorrt-rtx"
+UNPROVEN = "does not report which weights have 4 bits.*tensorrt-rtx"
 NO_INT4 = "holds no weights of 4 bits.*`mode` weights and `precision` int4"
 
 
