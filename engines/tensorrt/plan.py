@@ -120,7 +120,8 @@ def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
 
 ALLOCATIONS = {"static": "STATIC", "profile": "ON_PROFILE_CHANGE", "runtime": "USER_MANAGED"}
 """Maps `allocation_strategy` to TensorRT's name (NvInferRuntime.h of 10.16:3106). For "profile", trtexec
-allocates a profile's size itself (sampleInference.cpp of 10.16:387), as TensorRT does with ON_PROFILE_CHANGE."""
+allocates the size of the profile itself (sampleInference.cpp of 10.16:387), as TensorRT does with
+ON_PROFILE_CHANGE."""
 
 
 def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool) -> None:
