@@ -26,8 +26,8 @@ _WEAK_FLAGS = {"fp32": (), "tf32": (), "fp16": ("FP16",), "bf16": ("BF16",), "in
 _IN_GRAPH = ("int8", "int4", "fp8", *BLOCK_FORMATS)
 
 _WITHOUT_DLA = ((10, 8), (11, 4))
-"""The first version without DLA, and the first to support DLA again (docs.nvidia.com, "Working with DLA" of
-11.4.1). The modules of the versions between them still have DLA's names."""
+"""The first version without DLA (deep learning accelerators), and the first with DLA again (docs.nvidia.com,
+"Working with DLA" of 11.4.1). The modules of the versions between them still have DLA's names."""
 
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same-sm": "SAME_COMPUTE_CAPABILITY"}
 
@@ -89,7 +89,6 @@ class Adapter:
 
     @property
     def is_rtx(self) -> bool:
-        """Whether the target is TensorRT-RTX; some names in its module have no effect."""
         return self.target == "tensorrt-rtx"
 
     @property
@@ -112,7 +111,6 @@ class Adapter:
         return None if self.is_rtx else parser_of(self.version)
 
     def has_calibrators(self) -> bool:
-        """Return whether TensorRT can calibrate INT8, which requires calibrator classes and weak types."""
         return hasattr(self.module, "IInt8EntropyCalibrator2") and hasattr(self.module.BuilderFlag, "INT8")
 
     def require_calibrators(self) -> None:
@@ -166,7 +164,7 @@ class Adapter:
         return InvalidOption(f"{option}: {self.name} has no {what}", hint=hint, option=option.split()[0])
 
     def set_gpus(self, config: Any, gpus: Sequence[str]) -> None:
-        """Set the GPUs that an engine is for; `require_gpus` has checked their compute capabilities."""
+        """`require_gpus` has checked the compute capabilities."""
         if not gpus:
             return
         if not self.builds_ahead_of_time:
@@ -191,7 +189,7 @@ class Adapter:
         return members[key]
 
     def require_dla(self) -> None:
-        """Raise InvalidOption if this TensorRT does not support a deep learning accelerator (DLA)."""
+        """Raise InvalidOption if this TensorRT does not support DLA."""
         removed, restored = _WITHOUT_DLA
         if self.is_rtx or removed <= version_numbers(self.version) < restored:
             hint = "leave it out: the GPU is used; TensorRT 8.5 to 10.7 and 11.4 have DLA"
@@ -231,7 +229,7 @@ class Adapter:
         return [*(flags or [self.flag("REFIT_IDENTICAL", "`strip_weights`")]), stripped]
 
     def memory_bytes(self, engine: Any) -> int:
-        """Return the device memory of an execution context of an engine, in bytes."""
+        """Return the device memory of an execution context, in bytes."""
         newer = hasattr(self.module.ICudaEngine, "device_memory_size_v2")
         return int(engine.device_memory_size_v2 if newer else engine.device_memory_size)
 
@@ -259,7 +257,7 @@ class Adapter:
         return list(engine.get_tensor_profile_values(profile, name)) if has_values else []
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
-        """Return whether a context can be captured in a CUDA graph; True in versions that cannot tell."""
+        """Return whether a context can be captured in a CUDA graph; True in versions without this query."""
         return bool(getattr(context, "is_stream_capturable", lambda _: True)(stream))
 
 

@@ -198,7 +198,7 @@ class TensorRTRTX(TensorRT):
     triton = None  # Triton's backend loads plans of TensorRT only
     custom_proposals = proposals("rtx")
     lacks = TensorRT.lacks | {"Ceil", "Elu", "Range", "ScatterElements"}  # with some attributes or types
-    keeps_rejected = False  # a build takes seconds, so a rejected engine is not worth saving
+    keeps_rejected = False  # a build takes only seconds
 
     def _resolve_gpus(self, request: BuildRequest) -> BuildRequest:
         if not request.spec.gpus and why_no_gpu():

@@ -41,7 +41,7 @@ _CONSEQUENCES = ("Assertion engine != nullptr failed", "the engine could not be 
 """Errors that TensorRT 8.5.3.1 logs last, after any cause; `last_error` skips them."""
 
 _MAX_MESSAGES = 1000
-"""Maximum of errors, and of warnings, in a `Log`; the oldest are dropped. A runner may listen for months."""
+"""Maximum of errors, and of warnings, in a `Log`: the newest. A runner may listen for months."""
 
 _loggers: dict[Any, Any] = {}
 """Maps a TensorRT module to its logger, which is never freed."""
@@ -176,7 +176,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"has no runners that implement it", "it has no kernel for a layer",
      "leave the layer out of the model, or build for another target, such as tensorrt or onnxruntime"),
 )  # fmt: skip
-"""Pattern in TensorRT's errors, the pattern's meaning, and the hint."""
+"""Pattern in TensorRT's errors, its meaning, and the hint."""
 
 
 def build_failure(log: Log, subject: str, otherwise: str) -> BuildError:

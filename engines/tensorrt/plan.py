@@ -1,7 +1,7 @@
 """Load a plan (serialized bytes) as an engine (deserialized object), and refuse plans that cannot run here.
 
 A stored plan's manifest is checked first, because TensorRT may abort while it loads an unsuitable plan. The
-build's inspection and verification, the runner and a refit all load plans with `open_plan`:
+build's inspection and verification, the runner and a refit all load plans with `open_plan`, by these rules:
 
 1. The process has one logger (`log`).
 2. TensorRT's plugins are registered before a plan is read, as in Polygraphy's `EngineFromBytes`. An engine of
@@ -46,7 +46,6 @@ def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -
 
 
 def require_weights(path: Path, manifest: Manifest, problem: str) -> None:
-    """Raise ArtifactError for an engine that is stored without weights and was not refitted."""
     if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
         hint = f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine"
         raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
@@ -107,7 +106,7 @@ _SM_HINT = (
 
 
 def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
-    """Raise InvalidOption early for a compute capability for which TensorRT cannot build."""
+    """Raise InvalidOption early if TensorRT cannot build for a compute capability."""
     capabilities = adapter.compute_capabilities()
     for gpu in gpus:
         if gpu.upper() in capabilities:
@@ -125,7 +124,6 @@ ON_PROFILE_CHANGE."""
 
 
 def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool) -> None:
-    """Raise InvalidOption for memory options that this TensorRT does not support."""
     needed = {
         "`allocation_strategy`": (options.allocation_strategy, "get_device_memory_size_for_profile_v2"),
         "`weight_streaming`": (options.weight_streaming, "weight_streaming_budget_v2"),
@@ -142,18 +140,17 @@ def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool
 
 
 _FORMAT_TYPES = {"nvfp4": ("FP4", "10.11"), "mxfp8": ("E8M0", "10.12")}
-"""Type that each block format needs, and the first version with a parser for it. FP4 came with 10.8, but the
-parser reads opset 23, the first ONNX opset with FP4, only from 10.11 on."""
+"""The `DataType` of a block format, and the first version with a parser for it. FP4 came with 10.8, but the
+parser reads opset 23, the first ONNX opset with FP4, only from 10.11 on; E8M0 came with 10.12."""
 _FIRST_CAPABILITY = 100
 
 
 def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], device: int = 0) -> None:
     """Raise InvalidOption if TensorRT, or a GPU (by default this machine's), lacks a block format.
 
-    - Types: `DataType.FP4` came with 10.8, `E8M0` with 10.12. The names in the module decide.
-    - GPUs: NVFP4 and MXFP8 begin with compute capability 10.0 (support matrices of TensorRT-RTX and
-      TransformerEngine). For sm89, TensorRT-RTX 1.7 refuses NVFP4 itself, but would build MXFP8 as
-      dequantizations before a product of floats.
+    NVFP4 and MXFP8 begin with compute capability 10.0 (support matrices of TensorRT-RTX and
+    TransformerEngine). For sm89, TensorRT-RTX 1.7 refuses NVFP4 itself, but would build MXFP8 as
+    dequantizations before a product of floats.
     """
     kind, since = _FORMAT_TYPES[precision]
     if not hasattr(adapter.module.DataType, kind):
@@ -226,7 +223,6 @@ def needs_of_options(options: Mapping[str, Any]) -> PlanNeeds:
 
 
 def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:
-    """Deserialize a plan on the device of the current context."""
     log = make_log(adapter.module)
     runtime = adapter.module.Runtime(log.logger)
     try:

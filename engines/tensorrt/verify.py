@@ -6,9 +6,8 @@ bf16, 15 in int8, int4, FP8 and block formats. Two kinds of output are exempt: o
 TensorRT calibrated the engine, because values may exceed the ranges, and whole numbers, because an index may
 differ by one.
 
-The inputs are the user's first batch, and random input at the shapes of the profiles. If the optimal batch is
-1, a larger batch is run, too: slots of a batch have been wrong although batch 1 was right (NVIDIA/TensorRT
-4853).
+The inputs are the user's first batch, and random input at the shapes of the profiles. Batch 1 is
+not enough: other samples of a batch have been wrong where batch 1 was right (NVIDIA/TensorRT 4853).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Runs:
 
 
 def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable[[], Runner]) -> BuildOutcome:
-    """Return the outcome with the checks of the engine's runs, or with the reason why it did not run."""
+    """Add the checks of the engine's runs to the outcome, or the reason why the engine did not run."""
     if request.spec.tensorrt.strip_weights:
         return _warn_not_run(outcome, "it is stored without weights")
     if any(kind for _, kind in request.spec.tensorrt.tensor_formats.values()):
@@ -95,8 +94,8 @@ def _run(runner: Runner, outcome: BuildOutcome, request: BuildRequest) -> _Runs:
 
 
 def _reference(request: BuildRequest, names: list[str]) -> Callable[[Feeds], Outputs | str]:
-    """Return a function that maps feeds to the outputs of unoptimized ONNX Runtime, or to the reason why it
-    has no outputs. It runs the graph or, if ONNX Runtime lacks kernels (bfloat16), the user's model."""
+    """Return a function that maps feeds to unoptimized ONNX Runtime's outputs, or the reason why it fails.
+    The function runs the graph or, if ONNX Runtime lacks kernels (bfloat16), the user's model."""
     files = [file for file in dict.fromkeys([request.model, request.source]) if file.endswith(".onnx")]
     sessions: dict[str, Any] = {}
 
@@ -211,7 +210,7 @@ def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[tuple[str
 
 
 def _cast_sample(sample: Feeds, outcome: BuildOutcome) -> Feeds:
-    """Return a batch in the float types of the engine's inputs; {} if the batch lacks an input, or NumPy a
+    """Return a batch in the float types of the engine's inputs; {} if an input is missing or NumPy lacks a
     type."""
     feeds: Feeds = {}
     for tensor in outcome.io.inputs:
@@ -227,7 +226,6 @@ def _cast_sample(sample: Feeds, outcome: BuildOutcome) -> Feeds:
 
 
 def _trials(profiles: Any, inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
-    """Yield, for each random input, its description and the extents of the dynamic inputs."""
     if not profiles:
         yield "random input", {}
     for index, ranges in enumerate(profiles):

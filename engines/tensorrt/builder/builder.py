@@ -113,7 +113,7 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
 
 
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
-    """Parse, check and configure as `build_plan` does, and return a description of the build."""
+    """Parse, check and configure, and return a description of the build."""
     with _device_and_scales(adapter, request) as scales:
         prepared = Prepared(adapter, request, scales)
         return {
@@ -131,7 +131,6 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
 
 @contextmanager
 def _device_and_scales(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
-    """Make the device current in the block, and yield the scales of the build."""
     device, subject = request.spec.tensorrt.device, request.source or request.model
     try:
         with current_device(device, subject), scales_for_build(adapter, request) as scales:

@@ -1,9 +1,9 @@
 """Scales for a float graph that TensorRT 8.5 to 10 itself quantizes, from a ranges file or calibrators.
 
 Ranges are set on the network's tensors (`ITensor.set_dynamic_range`, as in sampleINT8API). A calibration
-cache made from ranges is not used, because TensorRT expects a certain header in it (NVIDIA/TensorRT issue
-1378). A calibrator returns None at the end of the data, and after an error, which it stores; the build then
-raises the error and discards the engine.
+cache would need the header that TensorRT expects (NVIDIA/TensorRT issue 1378). A calibrator returns None at
+the end of the data, and after an error, which it stores; the build then raises the error and discards the
+engine.
 
 TensorRT does not check a batch's type. It reads the buffer at the returned address
 (`IInt8Calibrator::getBatch` of NvInfer.h) as float32, unless the network's input is a 32- or 64-bit integer
@@ -80,14 +80,13 @@ class Feeder:
 
 
 class DeviceBuffers:
-    """Buffers on the GPU, one per input, in the device's primary context."""
+    """Buffers on the GPU, one per input."""
 
     def __init__(self, device: int = 0) -> None:
         self._context = PrimaryContext(device, "calibration")
         self._buffers: dict[str, DeviceBuffer] = {}
 
     def copy(self, name: str, array: Any) -> int:
-        """Copy an array to the buffer of an input and return its address."""
         with self._context.active("copying a batch"):
             buffer = self._buffers.setdefault(name, DeviceBuffer(self._context.cuda))
             address = buffer.reserve(array.nbytes)
@@ -96,7 +95,6 @@ class DeviceBuffers:
             return address
 
     def close(self) -> None:
-        """Free every buffer, even if freeing another one fails."""
         with ExitStack() as stack:
             stack.enter_context(self._context.active("freeing"))
             while self._buffers:
@@ -170,8 +168,7 @@ class CalibrationInput:
         raise DataError(problem, hint=hint, tensor=self.name, sample=batch.where)
 
     def as_range(self) -> InputRange:
-        """Return the input's shape, or values if it holds a shape, as a range for a calibration profile
-        (Polygraphy: backend/trt/profile.py)."""
+        """Return the only shape, or values, of a calibration profile (Polygraphy: backend/trt/profile.py)."""
         extents = self.shape if self.values is None else self.values
         return InputRange(self.name, extents, extents, extents, of_values=self.values is not None)
 
@@ -215,8 +212,8 @@ _SHOWN = 3
 
 
 Scales = Feeder | Mapping[str, float] | None
-"""Source of a float graph's scales: a `Feeder` of batches, or a map from tensor names to amax (> 0) from a
-ranges file; None if the graph has the scales."""
+"""Source of scales: a `Feeder` of batches, or a map from tensor names to amax (> 0) from a ranges file; None
+if the graph has the scales."""
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRan
 
 
 def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
-    """Return a profile with these ranges. The profile's setters raise RuntimeError if C++ returns false
+    """Return a profile. Its setters raise RuntimeError if C++ returns false
     (pyCore.cpp), and TypeError for values that `Dims` cannot hold."""
     profile = builder.create_optimization_profile()
     for item in ranges:
@@ -189,7 +189,6 @@ def make_profiles(
 
 
 def _parse(text: str, option: str) -> dict[str, Shapes]:
-    """Return the shapes of a profile, by kind and input."""
     shapes: dict[str, dict[str, tuple[int, ...]]] = {"min": {}, "opt": {}, "max": {}}
     for part in re.split(r",(?=[^,\[\]]*:)", text):
         name, colon, shapes_text = part.strip().rpartition(":")
@@ -253,8 +252,8 @@ def _input_range(
     """Return the range of a dynamic input.
 
     Missing shapes are copied: MIN from OPT, OPT from MAX or MIN, MAX from OPT. If the spec gives the input no
-    shape, axes in `named` get the ranges of these axes in other inputs. A batch axis (the first, or one with
-    a name in `batches`) gets 1, 8 and 16. Other axes get a range from `note`: OPT is the example's extent,
+    shape, axes in `named` get the ranges of these axes in other inputs. A batch axis (the first, or with a
+    name in `batches`) gets 1, 8 and 16. Other axes get a range from `note`: OPT is the example's extent,
     MAX is the axis's limit or twice that extent. If the note has extents of data, OPT is their median, and
     MAX covers them.
     """
@@ -294,7 +293,6 @@ def _input_range(
 
 
 def _range_from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) -> InputRange:
-    """Return the default range of an input from the model file's note about it."""
     shapes: list[tuple[int, int, int]] = []
     for axis, extent in enumerate(tensor.shape):
         limits, example, largest = note.axes.get(axis, AxisRange()), note.example[axis], 0
@@ -328,7 +326,6 @@ class CacheFile:
 
 
 def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | None:
-    """Return the timing cache of this device and version; None if the build uses no cache."""
     if choice == OFF or (choice == AUTO and not adapter.keeps_timing_caches):
         return None
     if not adapter.keeps_timing_caches:
@@ -360,8 +357,8 @@ def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
 
 
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Write the timings of a build, merged with the file's timings; return a warning on failure. A failure
-    does not affect the engine, which is already on disk."""
+    """Write a build's timings, merged with the file's; return a warning on failure. The engine, already on
+    disk, is not affected."""
     if file is None:
         return ()
     try:
@@ -399,7 +396,6 @@ def _merge_into_file(config: Any, log: Log, file: CacheFile) -> str:
 
 
 def _set_cache(config: Any, log: Log, content: bytes) -> str:
-    """Create a timing cache from `content` and set it; return the reason if TensorRT refuses it, else ""."""
     with listening(log) as cache_log:
         cache = config.create_timing_cache(content)
         accepted = cache is not None and config.set_timing_cache(cache, False)
@@ -407,7 +403,6 @@ def _set_cache(config: Any, log: Log, content: bytes) -> str:
 
 
 def _cache_message(log: Log) -> str:
-    """Return TensorRT's first message about a cache, errors before warnings; "" without any."""
     messages = [*log.errors, *(text for text in log.warnings if "cache" in text.lower())]
     return plain(messages[0]) if messages else ""
 

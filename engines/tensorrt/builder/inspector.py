@@ -1,4 +1,4 @@
-"""Read an engine's layers from TensorRT's inspector, in the format of any version.
+"""Read an engine's layers from TensorRT's inspector, in any version's format.
 
 The inspector's answer may be empty (NVIDIA/TensorRT issues 4438 and 2583: an engine of several profiles),
 truncated, or contain control characters (issue 2779). At a verbosity other than "detailed", layers are only
@@ -10,7 +10,7 @@ names. Unreadable parts count as unknown and are never an error, because the eng
 | a tensor's type | "Format/Datatype": a sentence, or in fused blocks a word | "Format" and "Datatype" |
 
 (migration guide 11.0, "Migrating IEngineInspector Usage"; trex/activations.py for the sentences and words.
-TREX is NVIDIA's explorer of engines, with answers of real engines.)
+TREX is NVIDIA's engine explorer.)
 
 An engine layer's name and metadata list the network layers in it:
 
@@ -24,7 +24,7 @@ An engine layer's name and metadata list the network layers in it:
 
 From 8.6 on `Metadata` lists the ONNX nodes, `[ONNX Layer: NAME | PROPERTY ...]`, adjacent or separated by a
 control character (onnx-tensorrt, 10.0-GA importerUtils.cpp `processMetadata`; issue 2779). If a node becomes
-several layers, each layer's metadata has the node's name, and the layers' names get numeric suffixes
+several layers, each one's metadata has the node's name; the layers' names get numeric suffixes
 (`generateUniqueName`).
 """
 
@@ -120,7 +120,7 @@ class EngineLayer:
 
     @property
     def multiplies(self) -> bool:
-        """Return whether this is a convolution or a matrix product, fused with other layers or not."""
+        """Return whether this is a convolution or matrix product, possibly fused."""
         return bool(_PRODUCT.search(self.kind)) or bool(_OPERANDS.search(self.tactic))
 
 
@@ -201,7 +201,6 @@ def decode_answer(answer: object) -> tuple[Any, str]:
 
 
 def _layer(entry: dict[str, Any]) -> EngineLayer:
-    """Return a layer; `precision` is the type of the first input or, if unreported, weights or operands."""
     name, kind, tactic = _name(entry), _text(entry, "LayerType"), _text(entry, "TacticName")
     layer = EngineLayer(name, kind, UNREPORTED, tactic, parse_members(name, _text(entry, "Metadata")))
     if layer.is_block:
@@ -218,7 +217,7 @@ def _layer(entry: dict[str, Any]) -> EngineLayer:
 
 
 def parse_precision(type_name: object) -> str:
-    """Return the precision for a type's name in any version; UNREPORTED for "N/A due to dynamic shapes"."""
+    """Return the precision of a type's name; UNREPORTED for "N/A due to dynamic shapes"."""
     text = type_name.lower() if isinstance(type_name, str) else ""
     return next((name for pattern, name in _PRECISIONS.items() if re.search(pattern, text)), UNREPORTED)
 
@@ -233,7 +232,6 @@ def _text(entry: dict[str, Any], key: str) -> str:
 
 
 def parse_members(name: str, metadata: str = "") -> Members:
-    """Return the network layers and ONNX nodes in an engine layer's name and metadata."""
     nodes = frozenset(_NODE.findall(metadata))
     plain = _PROFILE.sub("", name)
     kernel = _KERNEL.sub("", plain)
@@ -246,7 +244,7 @@ def parse_members(name: str, metadata: str = "") -> Members:
 
 
 def node_in_metadata(layer: Any) -> str:
-    """Return the first ONNX node in a network layer's metadata; "" without metadata (TensorRT 8.5)."""
+    """Return the first ONNX node in a network layer's metadata; "" in TensorRT 8.5."""
     match = _NODE.search(getattr(layer, "metadata", ""))
     return match.group(1) if match else ""
 

@@ -33,7 +33,7 @@ def parse(
 ) -> Any:
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
 
-    `shown` is the file's name in messages. `portable` means that the engine is for other versions or
+    `shown` is the file's name in messages. With `portable`, the engine is for other versions or
     hardware, too, and must not contain TensorRT 8.6's plugin for InstanceNormalization (NvOnnxParser.h of
     8.6-GA, kNATIVE_INSTANCENORM; trtexec sets this flag).
     """
@@ -121,7 +121,6 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
 
 
 def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
-    """Force a layer with floating-point outputs that are not shapes; do not change other layers."""
     kind, option = _TYPES[precision], f"`layers` {layer.name}={precision}"
     outputs = [*map(layer.get_output, range(layer.num_outputs))]
     first = [layer.get_input(0)] if layer.num_inputs else []
@@ -140,12 +139,11 @@ def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
 
 
 def can_mark_unfused_tensors(adapter: Adapter) -> bool:
-    """Return whether this TensorRT can show tensors without preventing their fusion."""
     return hasattr(adapter.module.INetworkDefinition, "mark_unfused_tensors_as_debug_tensors")
 
 
 def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | None) -> None:
-    """Mark the tensors that an engine can show while it runs: those in `names`; None means all unfused.
+    """Mark the tensors that an engine can show while it runs: those in `names`; None means all unfused ones.
 
     `markDebug` prevents a tensor's fusion. `markUnfusedTensorsAsDebugTensors` (10.12 and newer) does not: it
     shows only tensors that are not fused, under the inspector's names (NvInfer.h, release/10.16).
@@ -198,7 +196,6 @@ def compute_layers(network: Any) -> list[ComputeLayer]:
 
 
 def by_precision(layers: Sequence[ComputeLayer]) -> dict[str, dict[str, int]]:
-    """Return the number of layers by precision and kind."""
     precisions: dict[str, Counter[str]] = {}
     for layer in layers:
         precisions.setdefault(layer.precision, Counter())[layer.kind] += 1
@@ -238,8 +235,7 @@ def _quantized_type(tensor: Any, producers: dict[str, Any]) -> str:
 @dataclass
 class Verdict:
     """Names of network layers. `reached` have the planned precision in the engine. `fell_back` maps layers
-    with another precision to that precision; `unreported` maps layers to the reason why no precision is
-    known."""
+    with another precision to that precision; `unreported` maps the others to a reason."""
 
     reached: list[str] = field(default_factory=list)
     fell_back: dict[str, str] = field(default_factory=dict)
@@ -247,8 +243,7 @@ class Verdict:
 
 
 def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence[Inspection]) -> Verdict:
-    """Compare the layers that should compute in a precision with the inspected engine. A layer has reached
-    the precision if all profiles that report the layer's precision agree."""
+    """A planned layer has reached the precision if all profiles that report the layer's precision agree."""
     verdict = Verdict()
     problem = next((inspection.problem for inspection in inspections if inspection.problem), "")
     has_blocks = any(item.is_block for inspection in inspections for item in inspection.layers)
@@ -282,7 +277,7 @@ def _engine_layers(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[E
     return products or [item for item in matching if item.is_block] or matching
 
 
-_BY_WEIGHTS_ALONE = "int4"
+_ONLY_WEIGHTS = "int4"
 """Layers of this precision multiply floats, and the engine reports the floats' type."""
 _FLOATS = ("fp32", "fp16", "bf16")
 _INSPECTOR_NAMES = {"nvfp4": "fp4", "mxfp8": "fp8"}
@@ -303,7 +298,7 @@ def verify_precision(
     """Compare the request with the network and, if a GPU is present, with the engine in each profile.
 
     Returns the planned layers, how many layers should compute in the precision, how many do (by the
-    inspection or else by the network's types), and the proof: the manifest's results of these checks.
+    inspection or else the network's types), and these results for the manifest.
     """
     precision = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
@@ -322,7 +317,7 @@ def verify_precision(
     absent.sort(key=lambda name: name not in states)
     missing = max(len(nodes) - len(planned), 0)
     missing_nodes = {name: states.get(name, "not in TensorRT's network") for name in absent[:missing]}
-    if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
+    if (not inspections and not chooses) or precision == _ONLY_WEIGHTS:
         verdict = Verdict(reached=[layer.name for layer in planned])
     elif not inspections:
         verdict = Verdict(unreported=dict.fromkeys(planned_names, _NOT_INSPECTED))

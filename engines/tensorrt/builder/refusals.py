@@ -74,7 +74,7 @@ _HINTS: Sequence[tuple[str, str, str]] = (
      "simplify first, which folds constants; then make the input a constant in the model, or fix its axes "
      "in `inputs` of the export"),
 )  # fmt: skip
-"""Patterns of the operator and of the parser's message (any case), and the hint; the first match counts."""
+"""Patterns of the operator and the parser's message, and the hint; the first match counts."""
 
 _DEFAULT = "simplify first, or write the node with other operators; `target` onnxruntime has more of them"
 
@@ -102,7 +102,6 @@ def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) ->
 
 
 def hint_for(operator: str, message: str) -> str:
-    """Return the hint for a refused operator, by the parser's message."""
     for operators, pattern, hint in _HINTS:
         fits = not operators or re.fullmatch(operators, operator)
         if fits and re.search(pattern, message, re.IGNORECASE):
@@ -111,7 +110,7 @@ def hint_for(operator: str, message: str) -> str:
 
 
 def _clean_message(description: str) -> str:
-    """Return the parser's message on one line, without C++ conditions, source locations, and the CUDA errors
+    """Return the parser's message on one line, without C++ conditions, source locations, and CUDA errors
     that the parser repeats on a machine without a GPU."""
     text = " ".join(description.split())
     text = re.sub(r"\[checkMacros\.cpp::\w+::\d+\] Error Code 1: Cuda Runtime \(.*?\)\)\)?", "", text)
@@ -128,9 +127,9 @@ def _clean_message(description: str) -> str:
 def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | None:
     """Return the refused node: by name, in subgraphs too, or by its index."""
     nodes = model.graph.node
-    by_place = nodes[index] if 0 <= index < len(nodes) else None
-    if not name or (by_place is not None and by_place.name == name):
-        return by_place
+    by_index = nodes[index] if 0 <= index < len(nodes) else None
+    if not name or (by_index is not None and by_index.name == name):
+        return by_index
     return next(
         (node for graph in every_graph(model.graph) for node in graph.node if node.name == name), None
     )
