@@ -165,7 +165,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
      "FP8 begins with sm89, NVFP4 and MXFP8 with sm100: name other `gpus`, or another `precision`"),
     (r"fp32 gemm is not supported", "one of the GPUs has no kernel for products of float32",
      "choose `precision` fp16, or int8 with `float_precision` fp16; or leave sm75 out of `gpus`"),
-    (r"sm_vers_\.size\(\) == 1", "with these options an engine can be for one GPU only",
+    (r"sm_vers_\.size\(\) == 1", "with these options an engine is for one GPU",
      "build a separate engine for each of `gpus`"),
     (r"libnvinfer_lean|libnvinfer_dispatch",
      "the lean runtime that `version_compatible` puts into an engine is not installed",
