@@ -1,7 +1,8 @@
-"""The differences between TensorRT's versions; no other file depends on a version.
+"""Most differences between TensorRT's versions, in one class.
 
-docs/tensorrt.md has a table of them ("Differences between versions"). The names in the module show which
-features it has. Where they do not, the target decides: TensorRT-RTX has names without effect.
+docs/tensorrt.md has a table of the differences ("Differences between versions"). The names in the TensorRT
+module show most features. Otherwise the version or the target decides: TensorRT-RTX's module has names
+without effect.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _WEAK_FLAGS = {"fp32": (), "tf32": (), "fp16": ("FP16",), "bf16": ("BF16",), "in
 _IN_GRAPH = ("int8", "int4", "fp8", *BLOCK_FORMATS)
 
 _WITHOUT_DLA = ((10, 8), (11, 4))
-"""The first version without DLA, and the first to support it again (docs.nvidia.com, "Working with DLA" of
-11.4.1). The modules between them still have its names."""
+"""The first version without DLA (deep learning accelerators), and the first with DLA again (docs.nvidia.com,
+"Working with DLA" of 11.4.1). The modules of the versions between them still have DLA's names."""
 
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same-sm": "SAME_COMPUTE_CAPABILITY"}
 
@@ -37,8 +38,8 @@ def _module_has(name: str) -> property:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An installed TensorRT module for the target "tensorrt" or "tensorrt-rtx". With `weak`, TensorRT chooses
-    types even if strongly typed networks are available."""
+    """An installed TensorRT module for the target "tensorrt" or "tensorrt-rtx". With `weak`, TensorRT
+    chooses types (weakly typed networks), even if strongly typed networks are available."""
 
     module: Any
     target: str
@@ -65,11 +66,12 @@ class Adapter:
 
     @property
     def has_weak_types(self) -> bool:
-        """Whether builder flags can permit a precision, within which TensorRT chooses types."""
+        """Whether TensorRT can choose among the precisions that builder flags permit."""
         return hasattr(self.module.BuilderFlag, "FP16")
 
     def typed(self, typing: str) -> Adapter:
-        """Return the adapter for "weak" or "strong" types, itself for ""; raise if it lacks these types."""
+        """Return the adapter for `typing` "weak", "strong" or "" (no change); raise InvalidOption if TensorRT
+        lacks these types."""
         if typing == "weak" and not self.has_weak_types:
             raise self.lacks("`typing` weak", "flags that permit a precision", "leave it out")
         if typing == "strong" and not self.strongly_typed:
@@ -83,11 +85,10 @@ class Adapter:
     captures_by_itself = _module_has("CudaGraphStrategy")
     """Whether an execution context can capture and replay CUDA graphs by itself."""
     keeps_runtime_caches = _module_has("IRuntimeCache")
-    """Whether kernels are compiled when an engine runs, with a cache that can be stored."""
+    """Whether TensorRT compiles kernels when an engine runs, and can store them in a cache."""
 
     @property
     def is_rtx(self) -> bool:
-        """Whether the target is TensorRT-RTX, whose module has names without effect."""
         return self.target == "tensorrt-rtx"
 
     @property
@@ -96,13 +97,13 @@ class Adapter:
         return not self.is_rtx
 
     def parser(self) -> ParserOperators | None:
-        """Return the operators of its ONNX parser, from the data of its version or else from the parser; None
-        if the version is newer than the data and the parser cannot be created here."""
+        """Return the operators of TensorRT's ONNX parser, from the data for the version or else from the
+        parser; None if the data lack the version and the parser cannot be created here."""
         return self._parser_of_version() or ask_parser(self.module)
 
     @property
     def highest_opset(self) -> int:
-        """The newest opset to write for its ONNX parser, which accepts newer files without an error."""
+        """The newest opset to write for TensorRT's parser; newer files are accepted without an error."""
         parser = self._parser_of_version()
         return parser.highest_opset if parser else UNKNOWN_OPSET
 
@@ -110,7 +111,6 @@ class Adapter:
         return None if self.is_rtx else parser_of(self.version)
 
     def has_calibrators(self) -> bool:
-        """Return whether TensorRT can calibrate INT8: it needs calibrator classes and weak types."""
         return hasattr(self.module, "IInt8EntropyCalibrator2") and hasattr(self.module.BuilderFlag, "INT8")
 
     def require_calibrators(self) -> None:
@@ -120,15 +120,15 @@ class Adapter:
             raise InvalidOption(problem, hint=hint, option="calibrator")
 
     def network_flags(self, *, weak: bool = False) -> int:
-        """Return the creation flags: strong types if available and not `weak` (calibrators need weak types),
-        else explicit batch in the versions that have the flag."""
+        """Return the flags for `create_network`: STRONGLY_TYPED if available and not `weak` (calibrators need
+        weak types), else EXPLICIT_BATCH in the versions that have this flag."""
         flags = self.module.NetworkDefinitionCreationFlag
         name = "STRONGLY_TYPED" if self.strongly_typed and not weak else "EXPLICIT_BATCH"
         return 1 << int(getattr(flags, name)) if hasattr(flags, name) else 0
 
     def set_precision(self, config: Any, precision: str, floats: str, *, weak: bool, tf32: bool) -> None:
-        """Permit TF32 or not, and set the flags for a precision in weakly typed networks. TF32 is on by
-        default, and its products have 10-bit mantissas, so "fp32" clears it."""
+        """Set or clear the TF32 flag, and set a precision's flags in weakly typed networks. TF32 is on by
+        default. Its products have 10-bit mantissas, so only `tf32` and the precision "tf32" permit it."""
         flags = self.module.BuilderFlag
         (config.set_flag if tf32 or precision == "tf32" else config.clear_flag)(flags.TF32)
         for flag in self.permitting_flags(precision, floats, weak=weak):
@@ -146,8 +146,9 @@ class Adapter:
         return [self.flag(name, f"`precision` {precision}") for name in (*_WEAK_FLAGS[precision], *extra)]
 
     def graph_precision(self, precision: Precision) -> Precision:
-        """Return the precision that the graph must have: in a strongly typed network the requested one. A
-        weakly typed network has integers and FP8 in the graph, as Q/DQ; flags permit other precisions."""
+        """Return the precision that the graph must have. In a strongly typed network it is the requested
+        precision ("fp32" for "tf32"). A weakly typed network has only integers, FP8 and block formats in the
+        graph, as Q/DQ; builder flags permit the other precisions, and the graph is "fp32"."""
         if precision == "tf32":
             return "fp32"
         return precision if self.strongly_typed or precision in _IN_GRAPH else "fp32"
@@ -163,7 +164,7 @@ class Adapter:
         return InvalidOption(f"{option}: {self.name} has no {what}", hint=hint, option=option.split()[0])
 
     def set_gpus(self, config: Any, gpus: Sequence[str]) -> None:
-        """Set the GPUs of an engine; `require_gpus` has checked their compute capabilities."""
+        """`require_gpus` has checked the compute capabilities."""
         if not gpus:
             return
         if not self.builds_ahead_of_time:
@@ -179,7 +180,7 @@ class Adapter:
         return {name: value for name, value in members.items() if name.startswith("SM")}
 
     def member(self, kind: Any, name: str, option: str, what: str) -> Any:
-        """Return a member of an enumeration by the spelling of options: "tactic-shared-memory"."""
+        """Return an enumeration's member by its spelling in options, for instance "tactic-shared-memory"."""
         members = kind.__members__
         key = name.upper().replace("-", "_")
         if key not in members:
@@ -188,7 +189,7 @@ class Adapter:
         return members[key]
 
     def require_dla(self) -> None:
-        """Raise InvalidOption if this TensorRT does not support a deep learning accelerator (DLA)."""
+        """Raise InvalidOption if this TensorRT does not support DLA."""
         removed, restored = _WITHOUT_DLA
         if self.is_rtx or removed <= version_numbers(self.version) < restored:
             hint = "leave it out: the GPU is used; TensorRT 8.5 to 10.7 and 11.4 have DLA"
@@ -214,10 +215,12 @@ class Adapter:
         return sum({1 << int(self.member(kind, name, "`tactic_sources`", "source")) for name in sources})
 
     def strip_flags(self, *, refit: bool, strip: bool) -> list[Any]:
-        """Return the builder flags for an engine that accepts new weights, and for one stored without any.
+        """Return the builder flags for an engine that accepts new weights (`refit`) or is stored without
+        weights (`strip`).
 
-        An engine that is only stripped accepts the weights of its build alone, and loses no speed: its flag
-        kREFIT_IDENTICAL excludes kREFIT (NvInfer.h of 10.16:10566; trtexec: sampleEngines.cpp of 10.16:1006).
+        With `strip` only, the engine accepts only the weights of its build, and loses no speed. Its flag is
+        kREFIT_IDENTICAL, which excludes kREFIT (NvInfer.h of 10.16:10566; trtexec: sampleEngines.cpp of
+        10.16:1006).
         """
         flags = [self.flag("REFIT", "`refit`")] if refit else []
         if not strip:
@@ -226,34 +229,35 @@ class Adapter:
         return [*(flags or [self.flag("REFIT_IDENTICAL", "`strip_weights`")]), stripped]
 
     def memory_bytes(self, engine: Any) -> int:
-        """Return the device memory of an execution context of an engine, in bytes."""
+        """Return the device memory of an execution context, in bytes."""
         newer = hasattr(self.module.ICudaEngine, "device_memory_size_v2")
         return int(engine.device_memory_size_v2 if newer else engine.device_memory_size)
 
     def share_profiles(self, config: Any) -> None:
-        """Let several execution contexts use one profile, which 8.6 permits only on request."""
+        """Let several execution contexts use one profile; TensorRT 8.6 permits this only on request."""
         if hasattr(self.module.PreviewFeature, "PROFILE_SHARING_0806"):
             config.set_preview_feature(self.module.PreviewFeature.PROFILE_SHARING_0806, True)
 
     def shares_profiles(self) -> bool:
         """Return whether contexts of an engine with dynamic shapes may use one profile at the same time."""
         # The flag is new in 8.6, always on in 10 ("can not be changed", NvInferRuntime.h), and removed in 11.
-        # 8.5 has numbered bindings instead.
+        # 8.5, the only other version without the flag, has numbered bindings.
         has_flag = hasattr(self.module.PreviewFeature, "PROFILE_SHARING_0806")
         return has_flag or not hasattr(self.module.ICudaEngine, "num_bindings")
 
     def profile_values(self, engine: Any, name: str, profile: int) -> list[Sequence[int]]:
         """Return smallest, optimal and largest values of a shape input in a profile, [] if unavailable.
 
-        8.x: unavailable, as its binding exchanges the two arguments of `getProfileShapeValues` and reads a
-        value per axis, not per element (python/src/infer/pyCore.cpp, `engine_get_profile_shape_input`).
+        In 8.x they are unavailable, because the binding exchanges the two arguments of
+        `getProfileShapeValues` and reads a value per axis, not per element (python/src/infer/pyCore.cpp,
+        `engine_get_profile_shape_input`).
         """
         has_values = hasattr(engine, "get_tensor_profile_values") and engine.is_shape_inference_io(name)
-        # By position: the function takes (profile, name), but its parameter names are exchanged.
+        # Arguments by position: the order is (profile, name), but the parameter names are exchanged.
         return list(engine.get_tensor_profile_values(profile, name)) if has_values else []
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
-        """Return TensorRT's answer; True in versions without the query, where the capture itself may fail."""
+        """Return whether a context can be captured in a CUDA graph; True in versions without this query."""
         return bool(getattr(context, "is_stream_capturable", lambda _: True)(stream))
 
 

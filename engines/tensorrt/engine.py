@@ -1,4 +1,4 @@
-"""The adapters of TensorRT, which builds for the GPU here, and TensorRT-RTX, which builds ahead of time."""
+"""The engines TensorRT, for the GPU of this machine, and TensorRT-RTX, which also builds for other GPUs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TensorRT(Engine):
     has_best = True
     needs_gpu_to_build = True
     keeps_rejected = True
-    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND", "STFT"])  # in some forms
+    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND", "STFT"])  # with some attributes
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 
@@ -129,7 +129,7 @@ class TensorRT(Engine):
         adapter = load_adapter(self.name).typed(options.typing)
         outcome = build_plan(adapter, request)
         if not request.spec.gpus:  # else the GPUs may be those of other machines
-            # No runtime cache: it would be written beside the file, and become a part of the build.
+            # No runtime cache, because it would be written beside the file and become a part of the build.
             profiles: Any = outcome.proof["profiles"]
             use = EngineUse(options.device, profiles=profiles, needs=needs_of_options(vars(options)))
             runner = partial(
@@ -197,8 +197,8 @@ class TensorRTRTX(TensorRT):
     extra = "tensorrt-rtx"
     triton = None  # Triton's backend loads plans of TensorRT only
     custom_proposals = proposals("rtx")
-    lacks = TensorRT.lacks | {"Ceil", "Elu", "Range", "ScatterElements"}  # in some forms
-    keeps_rejected = False  # a build takes seconds
+    lacks = TensorRT.lacks | {"Ceil", "Elu", "Range", "ScatterElements"}  # with some attributes or types
+    keeps_rejected = False  # a build takes only seconds
 
     def _resolve_gpus(self, request: BuildRequest) -> BuildRequest:
         if not request.spec.gpus and why_no_gpu():

@@ -1,10 +1,11 @@
-"""TensorRT's log: one logger for the whole process, and `Log` objects that collect its messages.
+"""TensorRT's log: one logger for each TensorRT module, and `Log` objects that collect the logger's messages.
 
-While a builder, runtime or refitter lives, TensorRT ignores the logger of any other with a warning, and sends
-all messages to the first logger (NVIDIA/TensorRT issue 1475). The plugin library stores the pointer given to
-`init_libnvinfer_plugins` (plugin/api/inferPlugin.cpp of release/8.6, `nvinfer1::plugin::gLogger`), and its
-Python binding holds no reference (python/src/infer/pyPlugin.cpp). So there must be one logger, and it must
-outlive everything. If several threads use TensorRT at once, every `Log` receives the messages of all threads.
+While a builder, runtime or refitter lives, TensorRT ignores other loggers with a warning, and sends all
+messages to the first logger (NVIDIA/TensorRT issue 1475). The plugin library stores the pointer given to
+`init_libnvinfer_plugins` (plugin/api/inferPlugin.cpp of release/8.6, `nvinfer1::plugin::gLogger`), and the
+Python binding of that function holds no reference to the logger (python/src/infer/pyPlugin.cpp). So only one
+logger is made, and it is never freed. If several threads use TensorRT at once, every `Log` receives the
+messages of all threads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _IGNORED = ("unsupported", "not supported", "will not be used", "is disabled", "
 """Texts of TensorRT's warnings that mean it ignored a setting."""
 
 _UNRELATED_ERRORS = ("catchCudaError", "Thread context has not been set")
-"""Errors that do not concern the setting: the first appears without a GPU and comes from the bookkeeping of
+"""Errors that do not concern the option in `setting`. The first appears without a GPU, when TensorRT records
 messages; the second comes from the logging of TensorRT-RTX 1.7.1."""
 
 _UNRELATED_WARNINGS = (
@@ -31,18 +32,19 @@ _UNRELATED_WARNINGS = (
     "If this is not the desired behavior, please modify the weights",
     "Check verbose logs for the list of affected weights",
 )
-"""Warnings of 8.5.3.1 on an H200 (2026-11-28) without meaning for the model: on shapes, which all graphs hold
-as INT64 (values out of range have another warning, onnx2trt_utils.cpp); on TensorRT's search for a tensor's
-extents in a second profile; and two lines of advice after a warning that is complete without them."""
+"""Warnings of TensorRT 8.5.3.1 on an H200 (2026-11-28) without meaning for the model. The first concerns
+shapes, which all graphs hold as INT64 (values out of range have another warning, onnx2trt_utils.cpp). The
+second concerns TensorRT's search for a tensor's extents in a second profile. The last two only add advice
+to a previous warning."""
 
 _CONSEQUENCES = ("Assertion engine != nullptr failed", "the engine could not be initialized")
-"""Last errors of 8.5.3.1 for any cause; `last_error` skips them."""
+"""Errors that TensorRT 8.5.3.1 logs last, after any cause; `last_error` skips them."""
 
 _MAX_MESSAGES = 1000
-"""Messages of each kind in a `Log`, the newest ones: a runner may listen for months."""
+"""Maximum of errors, and of warnings, in a `Log`: the newest. A runner may listen for months."""
 
 _loggers: dict[Any, Any] = {}
-"""TensorRT module to its logger; never freed."""
+"""Maps a TensorRT module to its logger, which is never freed."""
 _creation_lock = threading.Lock()
 
 
@@ -78,8 +80,8 @@ def _make_logger(module: Any) -> Any:
     severities = module.ILogger.Severity
 
     class Logger(module.ILogger):  # type: ignore[misc]
-        """Sends messages to every Log. TensorRT calls it from any thread, also while Python collects garbage,
-        so it takes no lock, and reads a tuple that is replaced but never changed."""
+        """Sends messages to every Log. TensorRT calls `log` from any thread, also during Python's garbage
+        collection, so `log` takes no lock, and reads a tuple that is replaced but never changed."""
 
         def __init__(self) -> None:
             module.ILogger.__init__(self)
@@ -104,7 +106,7 @@ def _make_logger(module: Any) -> Any:
 
 @contextmanager
 def listening(log: Log) -> Iterator[Log]:
-    """Yield a Log of the messages in the block; the outer log receives them too."""
+    """Yield a Log of the messages in the block; `log` receives them, too."""
     block_log = Log(log.logger)
     log.logger.listen(block_log)
     yield block_log
@@ -112,8 +114,8 @@ def listening(log: Log) -> Iterator[Log]:
 
 @contextmanager
 def setting(log: Log, option: str, name: str) -> Iterator[None]:
-    """Raise InvalidOption if TensorRT refuses an option that the block sets. Its setters may return normally
-    and only log the refusal: `setFlag: Error Code 3: API Usage Error (...)`."""
+    """Raise InvalidOption if TensorRT refuses an option that the block sets. TensorRT's setters may return
+    normally and only log the refusal: `setFlag: Error Code 3: API Usage Error (...)`."""
     try:
         with listening(log) as block_log:
             yield
@@ -126,13 +128,14 @@ def setting(log: Log, option: str, name: str) -> Iterator[None]:
 
 
 def last_error(log: Log, otherwise: str) -> str:
-    """Return the last error that is a cause, without places in TensorRT's source; `otherwise` if no error."""
+    """Return the last error that is not in `_CONSEQUENCES`, else the last error, else `otherwise`; without
+    locations in TensorRT's source."""
     causes = [text for text in log.errors if not any(word in text for word in _CONSEQUENCES)]
     return plain((causes or log.errors)[-1]) if log.errors else otherwise
 
 
 def plain(message: str) -> str:
-    """Return a message without the places in TensorRT's source."""
+    """Return a message on one line, without TensorRT's error code and source locations."""
     text = " ".join(str(message).split())
     text = text.split("]: ", 1)[-1] if "]: " in text else re.sub(r"^\d+: (?:\[[^]]*\] )?", "", text)
     text = re.sub(r" In \w+ at /_src/\S+|\(In \w+ at /_src/\S+ |^\w+\.cpp:\d+: ", "", text)
@@ -142,7 +145,7 @@ def plain(message: str) -> str:
 
 _SKIPPED_TACTIC = re.compile(r"Skipping tactic \S+ due to exception (.+)")
 """A warning that can explain a missing kernel: "cuBLASLt error 1 querying major version." in an installation
-without cuBLAS (8.5.3.1, too)."""
+without cuBLAS (also of TensorRT 8.5.3.1)."""
 
 _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"out of memory|outofmemory|requested amount of gpu memory", "the GPU has too little memory",
@@ -150,7 +153,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"violate shape constraints", "the graph does not take the extents of a profile",
      "give extents that it takes: `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"),
     (r"pluginV2Runner\S*::allocateResources", "a plugin cannot allocate its resources",
-     "plugins of TensorRT 8 call cuBLAS and cuDNN: install both, or write the operator in others"),
+     "plugins of TensorRT 8 call cuBLAS and cuDNN: install both, or write the operator with other operators"),
     (r"workspace limit|insufficient workspace|increase the (allowed )?workspace",
      "no kernel fits the workspace",
      "raise `workspace`, or leave it out"),
@@ -163,7 +166,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"fp32 gemm is not supported", "one of the GPUs has no kernel for products of float32",
      "choose `precision` fp16, or int8 with `float_precision` fp16; or leave sm75 out of `gpus`"),
     (r"sm_vers_\.size\(\) == 1", "with these options an engine is for one GPU",
-     "name one of `gpus` for each engine that takes new weights"),
+     "build a separate engine for each of `gpus`"),
     (r"libnvinfer_lean|libnvinfer_dispatch",
      "the lean runtime that `version_compatible` puts into an engine is not installed",
      "install it (tensorrt-lean), give `exclude_lean_runtime`, or leave `version_compatible` out"),
@@ -173,7 +176,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (r"has no runners that implement it", "it has no kernel for a layer",
      "leave the layer out of the model, or build for another target, such as tensorrt or onnxruntime"),
 )  # fmt: skip
-"""Pattern in TensorRT's log, its meaning, and the hint."""
+"""Pattern in TensorRT's errors, its meaning, and the hint."""
 
 
 def build_failure(log: Log, subject: str, otherwise: str) -> BuildError:

@@ -1,12 +1,14 @@
 """Data: the operators that each version of TensorRT's ONNX parser reads.
 
-A row lists the operators that a version adds, from onnx/onnx-tensorrt: importers and docs/operators.md of
-8.5-GA to 10.1-GA; for 10.2 to 10.13 docs/Changelog.md as of 10.15, and the opset of the ONNX that it builds
-with; from 10.14 on docs/operators.md at the commits that NVIDIA/TensorRT's branches name for parsers/onnx
-(c7272770, fa5aa9f6, 6bde6596; 11.1: 7c51a63a). 11.0 counts as 10.16.
+`_ADDED` lists the operators that each version adds, from onnx/onnx-tensorrt:
 
-Later versions are unknown: `parser_of` returns None. 8.5 reads opset 17 without its new LayerNormalization;
-its opset here is 16, in which LayerNormalization is written in primitives.
+- 8.5 to 10.1: importers and docs/operators.md of 8.5-GA to 10.1-GA.
+- 10.2 to 10.13: docs/Changelog.md of 10.15; the opset is that of the ONNX release used to build the parser.
+- 10.14 and newer: docs/operators.md at the commits that NVIDIA/TensorRT's branches name for parsers/onnx
+  (c7272770, fa5aa9f6, 6bde6596; 11.1: 7c51a63a). 11.0 counts as 10.16.
+
+Other versions are unknown: `parser_of` returns None. TensorRT 8.5 reads opset 17 except LayerNormalization,
+which is new in opset 17. Its opset is therefore 16 here, and LayerNormalization is written in primitives.
 """
 
 from __future__ import annotations
@@ -57,14 +59,14 @@ _OPSETS: dict[tuple[int, int], int] = {
 _FIRST, _NEWEST = min(_ADDED), max(_ADDED)
 _ALL_NAMES = frozenset(name for names in _ADDED.values() for name in names.split())
 _READ_BUT_NOT_BUILT = {"NonMaxSuppression", "NonZero"}
-"""Operators that TensorRT-RTX 1.7.1 claims to read; it lacks a kernel for one, and a plugin for the other."""
+"""Operators that TensorRT-RTX 1.7.1's parser accepts but its builder refuses, without a kernel or plugin."""
 UNKNOWN_OPSET = max(_OPSETS.values())
-"""Opset for versions after those above: that of the newest known version."""
+"""Opset for TensorRT-RTX and for versions without data: the opset of the newest known version."""
 
 
 @dataclass(frozen=True)
 class ParserOperators:
-    """The operators that a parser reads, ONNX's and TensorRT's, and the newest opset to write for it."""
+    """The ONNX and TensorRT operators that a parser reads, and the newest opset to write for the parser."""
 
     operators: frozenset[str]
     highest_opset: int
@@ -81,14 +83,14 @@ def parser_of(version: str) -> ParserOperators | None:
 
 
 def first_version(operator: str) -> str:
-    """Return the first TensorRT version ("10.1") with a parser for an operator; empty if none reads it."""
+    """Return the first TensorRT version ("10.1") with a parser that reads an operator, or ""."""
     return next((f"{a}.{b}" for (a, b), added in _ADDED.items() if operator in added.split()), "")
 
 
 @functools.cache
 def ask_parser(module: Any) -> ParserOperators | None:
-    """Return the operators that the parser of an imported TensorRT reads, or None if it cannot be created:
-    the parser needs TensorRT's builder, which needs a GPU; TensorRT-RTX's builder needs none."""
+    """Return the operators that the parser of an imported module reads; None if no parser can be created. A
+    parser needs a builder. TensorRT's builder needs a GPU; TensorRT-RTX's builder does not."""
     try:
         logger = make_log(module).logger  # one for the whole process
         network = module.Builder(logger).create_network(0)

@@ -1,19 +1,19 @@
 """Load a plan (serialized bytes) as an engine (deserialized object), and refuse plans that cannot run here.
 
-An engine is checked by its manifest first, because TensorRT may abort as it loads it. The build's inspection
-and verification, the runner and a refit all use `open_plan`, so they can load the same plans:
+A stored plan's manifest is checked first, because TensorRT may abort while it loads an unsuitable plan. The
+build's inspection and verification, the runner and a refit all load plans with `open_plan`, by these rules:
 
 1. The process has one logger (`log`).
 2. TensorRT's plugins are registered before a plan is read, as in Polygraphy's `EngineFromBytes`. An engine of
-   8.5 holds InstanceNormalization as a plugin (onnx-tensorrt 8.5-GA, builtin_op_importers.cpp), which is
-   unreadable before a call of `init_libnvinfer_plugins` (onnx-tensorrt issue 597).
-3. The user's plugin libraries are loaded. Those with an entry point go into the runtime's registry (trtexec:
+   TensorRT 8.5 holds InstanceNormalization as a plugin (onnx-tensorrt 8.5-GA, builtin_op_importers.cpp), and
+   is unreadable before a call of `init_libnvinfer_plugins` (onnx-tensorrt issue 597).
+3. The user's plugin libraries are loaded, those with an entry point into the runtime's registry (trtexec:
    samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
 4. Version-compatible plans contain TensorRT's lean runtime, which is host code. A runtime, even of the same
-   version, loads them only with `engine_host_code_allowed` (NvInferRuntime.h, default false; trtexec and
-   Polygraphy set it). Plans without the lean runtime need no permission.
+   version, loads such plans only with `engine_host_code_allowed` (NvInferRuntime.h, default false; trtexec
+   and Polygraphy set it). Plans without the lean runtime need no permission.
 5. The DLA core is set before the runtime reads a plan with layers on a DLA (`IRuntime::setDLACore`; trtexec:
-   samples/common/sampleEngines.cpp of 10.16, line 150). Otherwise they would run on core 0.
+   samples/common/sampleEngines.cpp of 10.16, line 150). Otherwise these layers would run on core 0.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -
 
 
 def require_weights(path: Path, manifest: Manifest, problem: str) -> None:
-    """Raise ArtifactError for an engine that is stored without weights and was not refitted."""
     if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
         hint = f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine"
         raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
@@ -80,17 +79,18 @@ def target_of(plan: bytes) -> str:
 
 
 def carries_runtime(options: Mapping[str, object]) -> bool:
-    """Return whether an engine holds the lean runtime, host code with which newer versions run it. Otherwise
-    only its version loads it, or `IRuntime::loadRuntime` needs that version's lean library
-    (NvInferRuntime.h)."""
+    """Return whether an engine holds the lean runtime: host code with which newer versions run the engine.
+    Other engines are loaded only by their version, or by `IRuntime::loadRuntime` with the lean library of
+    their version (NvInferRuntime.h)."""
     return bool(options.get("version_compatible")) and not options.get("exclude_lean_runtime")
 
 
 def _can_load_version(built_by: str, installed: str, compatible: bool) -> bool:
-    """Return whether a version loads a plan: the same or, if compatible, a newer one of the major version.
+    """Return whether a version loads a plan: the same version or, if `compatible`, a newer version with the
+    same major number.
 
-    From 8.6 on "the same" is to the fourth number (NVIDIA/TensorRT issues 3069, 3793), before to the third
-    (pytorch/TensorRT issue 1059).
+    From 8.6 on, the same version has the same four numbers (NVIDIA/TensorRT issues 3069, 3793). Before 8.6,
+    three numbers count (pytorch/TensorRT issue 1059).
     """
     built, present = version_numbers(built_by, 4), version_numbers(installed, 4)
     if compatible and built[:1] == present[:1] and present[:3] >= built[:3]:
@@ -106,7 +106,7 @@ _SM_HINT = (
 
 
 def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
-    """Raise InvalidOption for a compute capability for which TensorRT cannot build, before other work."""
+    """Raise InvalidOption early if TensorRT cannot build for a compute capability."""
     capabilities = adapter.compute_capabilities()
     for gpu in gpus:
         if gpu.upper() in capabilities:
@@ -118,12 +118,12 @@ def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
 
 
 ALLOCATIONS = {"static": "STATIC", "profile": "ON_PROFILE_CHANGE", "runtime": "USER_MANAGED"}
-"""`allocation_strategy` to TensorRT's name (NvInferRuntime.h of 10.16:3106). For "profile", trtexec allocates
-the size of the profile itself (sampleInference.cpp of 10.16:387), as TensorRT does with ON_PROFILE_CHANGE."""
+"""Maps `allocation_strategy` to TensorRT's name (NvInferRuntime.h of 10.16:3106). For "profile", trtexec
+allocates the size of the profile itself (sampleInference.cpp of 10.16:387), as TensorRT does with
+ON_PROFILE_CHANGE."""
 
 
 def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool) -> None:
-    """Raise InvalidOption for memory options that this TensorRT does not support."""
     needed = {
         "`allocation_strategy`": (options.allocation_strategy, "get_device_memory_size_for_profile_v2"),
         "`weight_streaming`": (options.weight_streaming, "weight_streaming_budget_v2"),
@@ -140,17 +140,17 @@ def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool
 
 
 _FORMAT_TYPES = {"nvfp4": ("FP4", "10.11"), "mxfp8": ("E8M0", "10.12")}
-"""FP4 came with 10.8; from 10.11 on the parser reads opset 23, in which ONNX has the type."""
+"""The `DataType` of a block format, and the first version with a parser for it. FP4 came with 10.8, but the
+parser reads opset 23, the first ONNX opset with FP4, only from 10.11 on; E8M0 came with 10.12."""
 _FIRST_CAPABILITY = 100
 
 
 def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], device: int = 0) -> None:
-    """Raise InvalidOption if this TensorRT, or a GPU (by default this machine's), lacks a block format.
+    """Raise InvalidOption if TensorRT, or a GPU (by default this machine's), lacks a block format.
 
-    - Types: `DataType.FP4` came with 10.8, `E8M0` with 10.12. The names in the module decide.
-    - GPUs: both begin with compute capability 10.0 (support matrices of TensorRT-RTX and TransformerEngine).
-      For sm89, TensorRT-RTX 1.7 refuses NVFP4 itself, but would build MXFP8 as dequantizations before a
-      product of floats.
+    NVFP4 and MXFP8 begin with compute capability 10.0 (support matrices of TensorRT-RTX and
+    TransformerEngine). For sm89, TensorRT-RTX 1.7 refuses NVFP4 itself, but would build MXFP8 as
+    dequantizations before a product of floats.
     """
     kind, since = _FORMAT_TYPES[precision]
     if not hasattr(adapter.module.DataType, kind):
@@ -166,8 +166,8 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], de
 
 
 def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
-    """Return a warning for MXFP8 on TensorRT-RTX, [] for others. Found in engines of 1.7.1 for sm120: their
-    generated programs convert both operands to float16."""
+    """Return a warning for MXFP8 on TensorRT-RTX, else []. In engines of TensorRT-RTX 1.7.1 for sm120, the
+    generated programs convert both operands of a product to float16."""
     text = (
         f"{adapter.name} stores MXFP8 but multiplies floats: engines of 1.7.1 dequantize both operands; "
         "`precision` nvfp4 and fp8 do not"
@@ -176,15 +176,15 @@ def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
 
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")
-"""Entry points of libraries for TensorRT's registry: of 10 and newer, and of 8.6."""
+"""Entry points of plugin libraries for TensorRT's registry: of version 10 and newer, and of 8.6."""
 
 
 @dataclass(frozen=True)
 class PlanNeeds:
-    """The requirements of a plan beside TensorRT, in the spelling of its build options.
+    """The requirements of a plan besides TensorRT, in the spelling of build options.
 
-    `host_code` in the plan may run if the file matches its manifest, was just built, or has the user's trust.
-    `weights_on_gpu` is `weight_streaming`, and `allocation` its strategy.
+    `host_code` permits host code in the plan; the file must match its manifest, be just built, or have the
+    user's trust. `weights_on_gpu` is `weight_streaming`, and `allocation` is `allocation_strategy`.
     """
 
     plugins: Sequence[str] = ()
@@ -207,8 +207,8 @@ class OpenPlan:
 
 
 def needs_of(manifest: Manifest | None) -> PlanNeeds:
-    """Return the requirements in a file's manifest. A file without one, which is loaded only with the user's
-    trust, may hold host code."""
+    """Return the requirements in a file's manifest. A file without a manifest is loaded only with the user's
+    trust, and may hold host code."""
     return PlanNeeds(host_code=True) if manifest is None else needs_of_options(manifest.options)
 
 
@@ -223,7 +223,6 @@ def needs_of_options(options: Mapping[str, Any]) -> PlanNeeds:
 
 
 def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:
-    """Deserialize a plan on the device of the current context."""
     log = make_log(adapter.module)
     runtime = adapter.module.Runtime(log.logger)
     try:
@@ -251,7 +250,7 @@ def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) ->
 
 
 def _stream_weights(loaded: OpenPlan, on_gpu: str, subject: str) -> None:
-    """Set the bytes of weights on the GPU, which are fixed once an execution context exists
+    """Set how many bytes of weights are on the GPU, which is fixed once an execution context exists
     (NvInferRuntime.h, `setWeightStreamingBudgetV2`). Python drops C++'s bool, so the value is read back."""
     engine = loaded.engine
     budget = weights_on_gpu(on_gpu, engine.streamable_weights_size)
@@ -266,8 +265,8 @@ def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence
 
     Most libraries register their creators themselves when they are loaded (REGISTER_TENSORRT_PLUGIN,
     trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
-    refuses these: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1). It is for
-    libraries with an entry point, as in trtexec's `--dynamicPlugins` (samples/trtexec/README.md).
+    refuses these libraries: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1). It
+    loads only libraries with an entry point (trtexec's `--dynamicPlugins`, samples/trtexec/README.md).
     """
     if hasattr(adapter.module, "init_libnvinfer_plugins"):
         adapter.module.init_libnvinfer_plugins(log.logger, "")

@@ -1,12 +1,13 @@
 """Run a built engine, if possible, and compare its outputs with ONNX Runtime's.
 
-An output beyond the limit of its precision in `diff` (`model.outputs.judgement`) is a failed check. It fails
-the build if most of its elements are wrong: below 60 dB in fp32, 40 in tf32 and fp16, 26 in bf16, 15 in int8
-and fp8. Two kinds of output cannot fail it: outputs for random input if TensorRT calibrated the engine, as
-values may exceed the ranges, and whole numbers, as an index may differ by one.
+An output beyond the limit for its precision in `qcompile diff` (`model.outputs.judgement`) is a failed check.
+An output fails the build if most of its elements are wrong: below 60 dB in fp32, 40 in tf32 and fp16, 26 in
+bf16, 15 in int8, int4, FP8 and block formats. Two kinds of output are exempt: outputs for random input if
+TensorRT calibrated the engine, because values may exceed the ranges, and whole numbers, because an index may
+differ by one.
 
-The inputs are the user's data, and random input at the shapes of the profiles. An optimal batch of 1 is also
-run at 2: slots of a batch have been wrong where batch 1 was right (NVIDIA/TensorRT 4853).
+The inputs are the user's first batch, and random input at the shapes of the profiles. Batch 1 is
+not enough: other samples of a batch have been wrong where batch 1 was right (NVIDIA/TensorRT 4853).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Outputs = Mapping[str, Any]
 
 @dataclass
 class _Runs:
-    """Descriptions of the inputs, outputs of model and engine for each, and reasons for missing runs."""
+    """Descriptions of the `inputs` that ran; for each, ONNX Runtime's outputs (`expected`) and the engine's;
+    reasons why inputs were `refused` and why outputs are `uncompared`."""
 
     inputs: list[str] = field(default_factory=list)
     expected: list[Outputs] = field(default_factory=list)
@@ -46,7 +48,7 @@ class _Runs:
 
 
 def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable[[], Runner]) -> BuildOutcome:
-    """Return the outcome with the checks of the engine's runs, or with the reason why it did not run."""
+    """Add the checks of the engine's runs to the outcome, or the reason why the engine did not run."""
     if request.spec.tensorrt.strip_weights:
         return _warn_not_run(outcome, "it is stored without weights")
     if any(kind for _, kind in request.spec.tensorrt.tensor_formats.values()):
@@ -76,7 +78,7 @@ def _run(runner: Runner, outcome: BuildOutcome, request: BuildRequest) -> _Runs:
         request.progress(f"run it on {description}")
         expected = reference(feeds)
         if isinstance(expected, str) and runs.expected:
-            continue  # the graph cannot compute this corner of the profile: a Reshape to fewer elements
+            continue  # ONNX Runtime cannot run the graph at these shapes, for instance in a Reshape
         try:
             outputs = runner.infer(feeds)
         except DataError as error:
@@ -92,8 +94,8 @@ def _run(runner: Runner, outcome: BuildOutcome, request: BuildRequest) -> _Runs:
 
 
 def _reference(request: BuildRequest, names: list[str]) -> Callable[[Feeds], Outputs | str]:
-    """Return a function from feeds to the outputs of unoptimized ONNX Runtime, or to the reason for none. It
-    runs the graph or, if ONNX Runtime cannot (no kernels for bfloat16), the user's model."""
+    """Return a function that maps feeds to unoptimized ONNX Runtime's outputs, or the reason why it fails.
+    The function runs the graph or, if ONNX Runtime lacks kernels (bfloat16), the user's model."""
     files = [file for file in dict.fromkeys([request.model, request.source]) if file.endswith(".onnx")]
     sessions: dict[str, Any] = {}
 
@@ -103,7 +105,7 @@ def _reference(request: BuildRequest, names: list[str]) -> Callable[[Feeds], Out
             try:
                 session = sessions.get(file) or make_session(Path(file), session_options(optimize=False))
                 computed = run_session(session, names, feeds, file)
-            except QCompileError as error:  # the file is missing, or a plugin's operator has no kernel
+            except QCompileError as error:  # the file is missing, or ONNX Runtime lacks an operator's kernel
                 reason = reason or error.message.replace(file, request.source or file)
                 continue
             sessions[file] = session
@@ -158,7 +160,7 @@ def _judge_runs(outcome: BuildOutcome, request: BuildRequest, runs: _Runs) -> Bu
         f"on {inputs_text}; {output.criterion} is required"
         for output in failed
     }
-    # Outputs with mostly wrong elements, for input that is evidence.
+    # Float outputs with mostly wrong elements. For a calibrated engine, random input is no evidence.
     evidence = request.sample is not None or not (request.precision in BY_SIGNAL and request.spec.calibrator)
     wrong = [
         output.output
@@ -182,17 +184,17 @@ def _warn_not_run(outcome: BuildOutcome, reason: str) -> BuildOutcome:
 
 
 _CHEAP_TIMES, _CHEAP_ELEMENTS = 4, 1 << 20
-"""Limits of the elements at the largest shapes, as a multiple of OPT's and in total: ONNX Runtime computes
-them, too, unoptimized and on the processor."""
+"""Limits for a run at MAX: input elements as a multiple of those at OPT, and in total. ONNX Runtime also runs
+these inputs, unoptimized and on the CPU."""
 
 
 def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[tuple[str, Feeds]]:
-    """Return inputs, each with its description: the user's first batch, if any, then random input at OPT and
-    the smallest shapes of every profile, and at its largest shapes if cheap, else at OPT in a batch of 2."""
+    """Return inputs, each with its description: the user's first batch, if any, then random input for every
+    profile. Its shapes are OPT, MIN if not empty, and MAX if cheap, else OPT with batch 2 if permitted."""
     inputs, domains = outcome.io.inputs, read_domains(request.onnx.model, request.samples)
     data = {} if request.sample is None else _cast_sample(request.sample, outcome)
     trials = [("the data", data)] if data else []
-    shape_inputs = {tensor.name: tensor for tensor in inputs if not tensor.dynamic_axes}  # values are shapes
+    shape_inputs = {tensor.name: tensor for tensor in inputs if not tensor.dynamic_axes}  # their values vary
     seen: list[Any] = []
     for seed, (description, extents) in enumerate(_trials(outcome.proof["profiles"], inputs)):
         if extents in seen:
@@ -208,7 +210,8 @@ def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[tuple[str
 
 
 def _cast_sample(sample: Feeds, outcome: BuildOutcome) -> Feeds:
-    """Return a batch in the float types of the engine's inputs; {} if an input or its type is unavailable."""
+    """Return a batch in the float types of the engine's inputs; {} if an input is missing or NumPy lacks a
+    type."""
     feeds: Feeds = {}
     for tensor in outcome.io.inputs:
         array = sample.get(tensor.name)
@@ -223,7 +226,6 @@ def _cast_sample(sample: Feeds, outcome: BuildOutcome) -> Feeds:
 
 
 def _trials(profiles: Any, inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
-    """Yield the description of a trial, and the extents of each dynamic input in it."""
     if not profiles:
         yield "random input", {}
     for index, ranges in enumerate(profiles):

@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX in data: packages, rules for quantized graphs, proposals, and Triton settings."""
+"""TensorRT and TensorRT-RTX in data: packages, scripts, graph rules, recipe proposals and Triton settings."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_silent_inspector_leaves_layers_unreported(machine: OnMachine, tmp_pat
     assert (weak.proof["reached_in_precision"], weak.proof["unreported_share"]) == (0, 1)
     assert any("54 of 54 layers are unreported" in text for text in weak.warnings)
     plain = here.build(model, "fp32", name="plain", strict=True).manifest.proof
-    assert "no flag allows" in str(plain["evidence"])
+    assert "no builder flag permits" in str(plain["evidence"])
 
 
 def test_a_profile_that_the_context_refuses_is_said_and_no_error(machine: OnMachine, tmp_path: Path) -> None:
