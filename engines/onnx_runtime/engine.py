@@ -58,14 +58,14 @@ from .words import PACKAGES, PROPOSALS, RULES, SCRIPT, TRITON
 _WARMUP_RUNS, _PROFILED_RUNS = 2, 10
 _LAYOUTS = "com.microsoft.nchwc::"
 _SLOW_FUSIONS = ("SkipLayerNormFusion",)
-"""Fusions that make a model slower. SkipLayerNormalization takes 0.20 ms, Add and LayerNormalization together
-0.03 ms (1.31.1, 128 x 768 values, x86 with AVX-512)."""
+"""Fusions that make a model slower. SkipLayerNormalization takes 0.20 ms; Add and LayerNormalization together
+take 0.03 ms (ONNX Runtime 1.31.1, 128 x 768 values, x86 with AVX-512)."""
 _BLOCKS_OF_16 = "avx512f"
-"""Feature that sets the channels per block in ONNX Runtime's layouts for convolutions: 16 with it, else 8."""
+"""With this feature, ONNX Runtime's memory layouts of convolutions have blocks of 16 channels, else of 8."""
 
 
 class OnnxRuntime(Engine):
-    """The adapter of ONNX Runtime: builds for the processor; runs there, or on a GPU by its CUDA provider."""
+    """Adapter of ONNX Runtime: builds for processors; runs on them, or on a GPU by the CUDA provider."""
 
     name = "onnxruntime"
     suffix = ".onnx"
@@ -94,7 +94,7 @@ class OnnxRuntime(Engine):
 
         path, before = Path(request.model), request.onnx.load()
         label = request.source or request.model
-        beside = bool(request.onnx.beside)  # the optimized model refers to these data files
+        beside = bool(request.onnx.beside)  # data files with weights, to which the optimized model refers
         isa = request.spec.isa
         for_other_isa = is_elsewhere(isa)
         request.progress(f"optimize for {isa if for_other_isa else 'this processor'}")
@@ -142,7 +142,7 @@ class OnnxRuntime(Engine):
             reached=reached if counts.get(request.precision) else 0,
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=device_for(isa),
-            versions={"onnxruntime": onnxruntime.__version__},  # whichever distribution holds it
+            versions={"onnxruntime": onnxruntime.__version__},  # of the distribution that provides it
             failure=values.failure,
             wrong_layer=values.wrong_layer,
             hint=values.hint,
@@ -198,7 +198,7 @@ class OnnxRuntime(Engine):
     ) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
         manifest = read_manifest(weightless.path)
         built = manifest is not None and manifest.stage == "build"
-        # The layout level crashes the process on some float16 graphs: see `session_options`.
+        # Optimizing memory layouts crashes the process on some float16 graphs: see `session_options`.
         options = session_options(threads, layouts=not has_float16(weightless.model), optimize=not built)
         options.enable_cpu_mem_arena = False
         session = make_session(Graph(model, weightless.path), options)
@@ -208,7 +208,7 @@ class OnnxRuntime(Engine):
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
         if device is not None:
-            problem = f"{self.name} reports no layer times on a GPU: its profile has the host's"
+            problem = f"{self.name} reports no layer times on a GPU: its profile has only host times"
             raise EngineUnavailable(problem, engine=self.name)
         times: dict[str, list[float]] = {}
         with temporary_folder("profile", artifact) as folder:
@@ -224,7 +224,7 @@ class OnnxRuntime(Engine):
 
 
 def _infer_tapped(session: Any, output_of: Mapping[str, str], feeds: Feeds) -> dict[str, Any]:
-    """Return the taps and the graph's outputs, as OrtValues of ONNX Runtime unless an input holds strings."""
+    """Return the taps and the graph's outputs: as arrays if an input holds strings, else as OrtValues."""
     import onnxruntime
 
     if any(array.dtype.kind in "OSUT" for array in feeds.values()):
@@ -251,7 +251,7 @@ def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None
         if any(name.startswith(_LAYOUTS) for name in operators):
             hint += "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
             problem = (
-                f"holds convolutions in blocks of {blocks} channels, of the processor that built it; "
+                f"holds convolutions in blocks of {blocks} channels, for the processor that built it; "
                 f"ONNX Runtime would read them in blocks of {other} here, and compute other values"
             )
     if problem:

@@ -65,7 +65,7 @@ def _tensor(value: Any) -> TensorInfo:
     return TensorInfo(value.name, _DTYPES.get(kind, kind), shape)
 
 
-# Observed with 1.21.1, 1.23.2 and 1.31.1; model/sessions/session.py describes the three cases.
+# Seen with ONNX Runtime 1.21.1, 1.23.2 and 1.31.1; model/sessions/session.py describes the three cases.
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
     KnownFault("requantized-layer", "Conv, ConvTranspose or Gemm",
                ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
@@ -76,7 +76,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
 
 
 def optimizers_to_leave_out(path: Path) -> tuple[str, ...]:
-    """Return the names of the optimizers that would change the results of a file."""
+    """Return the names of the optimizers that would change the results of the model in a file."""
     return (WEIGHT_BIAS_QUANTIZATION,) if any(find_requantized_layers(read_weightless(path).model)) else ()
 
 
@@ -94,7 +94,7 @@ def why_no_cuda_provider() -> str:
 
 
 def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
-    """Load an ONNX file on a GPU, with TF32 off: by default ONNX Runtime rounds FP32 products to TF32."""
+    """Load an ONNX file on a GPU, with TF32 off; by default ONNX Runtime computes FP32 products in TF32."""
     import onnxruntime
 
     manifest = read_manifest(path)
@@ -122,7 +122,7 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
 
 
 def placement_notes(operators: Mapping[str, Counter[str]]) -> tuple[str, ...]:
-    """Return notes on nodes that run on the CPU or in float, from the operators of each provider."""
+    """Return notes on nodes that run on the CPU or in float, given the operators of each provider."""
     if not operators:
         return ("this ONNX Runtime does not report which nodes run on the processor; 1.24 and newer do",)
     notes = []
@@ -155,16 +155,16 @@ def _format_counts(operators: Counter[str]) -> str:
 
 
 _NUMBERED_NAME = re.compile(r"(.*)_token_\d+", re.S)
-"""Names from `Graph::GenerateNodeName` or `GenerateNodeArgName`; the first of each kind has no number."""
+"""Names from `Graph::GenerateNodeName` or `GenerateNodeArgName`; the first name of a kind has no number."""
 
 
 def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
-    """Sort the nodes topologically and renumber those that the optimizer added, in place.
+    """Sort the nodes topologically, and renumber the names that the optimizer added, in place.
 
-    ONNX Runtime orders and numbers the nodes that change the layout (`GenerateNodeName("ReorderOutput")`,
+    ONNX Runtime 1.31.1 orders and numbers the nodes that change layouts (`GenerateNodeName("ReorderOutput")`,
     onnxruntime/core/optimizer/nchwc_transformer.cc) differently in each process: four builds of ShuffleNet
-    had four digests (seen with 1.31.1). Names of the source `model` do not change. Return False, with nothing
-    changed, if the optimizer numbered no name.
+    had four digests. Names of the source `model` do not change. If the optimizer added no numbered name,
+    return False and change nothing.
     """
     graph = optimized.graph
     names_of_model = {name for node in model.graph.node for name in (node.name, *node.output)}
@@ -180,7 +180,7 @@ def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
     for name in dict.fromkeys(names):
         match = _NUMBERED_NAME.fullmatch(name)
         kind = match[1] if match else name
-        if kind in kinds:  # the next free number: weights have some, too
+        if kind in kinds:  # the next number that is free; weights use some numbers, too
             spelled = (f"{kind}_token_{number}" for number in numbers)
             renamed[name] = next(new for new in spelled if new not in names_of_model)
     for node in sorted_nodes:
@@ -198,7 +198,7 @@ def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
 
 
 def _sort_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes in topological order, starting with the producers of the first output."""
+    """Return the nodes that the outputs need, in topological order, those for the first output first."""
     producer_of = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     dependencies = [
         [producer_of[name] for name in (*node.input, *captured_names(node)) if name in producer_of]

@@ -30,10 +30,10 @@ from .kernels import UNREPORTED, Computed, Kernel, computed_by, read_kernels
 from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RESHAPE, RULES, SCRIPT, TRITON, shared_core
 
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
-"""Precision to OpenVINO's hint for float layers. Its default is bfloat16 if the processor supports it."""
+"""Maps a precision to OpenVINO's hint. Without a hint, float layers use bfloat16 if the processor can."""
 _FIXED, _DYNAMIC = "at their extents", "with dynamic shapes"
 _NO_ARRAYS = ("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")
-"""Prefixes of element types for which `openvino.Tensor` takes no array (2026.4, `Unsupported data type`)."""
+"""Prefixes of types of which `openvino.Tensor` takes no array (OpenVINO 2026.4, `Unsupported data type`)."""
 
 
 class OpenVino(Engine):
@@ -46,7 +46,7 @@ class OpenVino(Engine):
     tuned_floats = ("fp32", "bf16")
     triton = TRITON
     custom_proposals = PROPOSALS
-    # Some forms of them work; a DFT of a real signal and an STFT of dynamic length fail (2026.4).
+    # OpenVINO 2026.4 lacks some forms of them, such as DFT of a real signal and STFT of dynamic length.
     lacks = frozenset(["DFT", "Dropout", "STFT"])
 
     def verdict(self, precision: Precision) -> Verdict | None:
@@ -148,7 +148,7 @@ class OpenVino(Engine):
         return self._compiled(path, precision, threads, profile=profile)
 
     def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> ValueCheck:
-        """Compare the compiled model with its graph, at fixed extents and, if it has any, dynamic shapes."""
+        """Compare the compiled model with its graph, at fixed shapes and, if axes are dynamic, at others."""
         precision = _computed_in(request.precision, request.spec.floats)
 
         def open_copy(path: Path, *, dynamic: bool = False) -> Runner:
@@ -168,7 +168,7 @@ class OpenVino(Engine):
     def _compile_and_run(
         self, model: onnx.ModelProto, path: Path, request: BuildRequest
     ) -> tuple[Feeds, dict[str, Computed]]:
-        """Compile a file and run it once; return its feeds, and the name and precision of each layer."""
+        """Compile a file and run it once; return the feeds, and the precision of each layer by its name."""
         nodes = [node for kind in weighted_nodes(model).values() for node in kind]
         precision = _computed_in(request.precision, request.spec.floats)
         runner = self._compiled(path, precision, request.spec.threads, request.source or request.model)
@@ -183,7 +183,7 @@ class OpenVino(Engine):
         graph = read_graph(path)  # raises for a damaged file, before OpenVINO reads it
         for tensor in graph.io.inputs:
             if tensor.dtype.startswith(_NO_ARRAYS):
-                problem = f"input {tensor.name!r} is {tensor.dtype}, of which OpenVINO takes no array"
+                problem = f"input {tensor.name!r} is {tensor.dtype}, for which OpenVINO takes no array"
                 hint = "give the model a float32 or int8 input, and cast it inside"
                 raise BuildError(f"{shown or path}: {problem}", hint=hint, tensor=tensor.name)
         core = shared_core()
@@ -198,8 +198,8 @@ class OpenVino(Engine):
 
 
 _IN_FLOAT32 = "it computes floats in float32: INFERENCE_PRECISION_HINT is f32"
-"""Evidence for layers with an unreported precision: OpenVINO makes a loop of a recurrent layer with sequence
-lengths, and does not report the loop's body (2026.4.1)."""
+"""Evidence for layers without a reported precision: OpenVINO 2026.4.1 turns a recurrent layer with sequence
+lengths into a loop, and reports no layers of the loop's body."""
 
 
 def _count_layers(
@@ -231,8 +231,8 @@ _WARMUP_RUNS, _PROFILED_RUNS = 2, 10
 class OpenVinoRunner(Runner):
     """A model compiled for the shapes of the first feeds; other shapes share a second, dynamic compilation.
 
-    With fixed shapes OpenVINO plans memory and layouts ahead: MobileNetV2 is 7% faster. With `dynamic`, all
-    feeds run the dynamic compilation.
+    With fixed shapes OpenVINO plans memory and layouts ahead, which makes MobileNetV2 7% faster. With
+    `dynamic`, all feeds use the dynamic compilation.
     """
 
     contains = "host to host: one infer()"
@@ -261,8 +261,8 @@ class OpenVinoRunner(Runner):
 
         check_feeds(self.io.inputs, feeds, "feeds")
         request = self._compiled(feeds).create_infer_request()
-        # A tensor shares the memory of its array, as in ONNX Runtime's session, but holds no reference to it.
-        # An array in another order is copied here, so `run` must hold a reference to the copy.
+        # A tensor shares the memory of its array, but holds no reference to the array. `asarray` copies an
+        # array that is not in C order, so `run` must hold references to `arrays`.
         arrays = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         for name, array in arrays.items():
             tensor = openvino.Tensor(array, shared_memory=True)
@@ -281,7 +281,7 @@ class OpenVinoRunner(Runner):
         return read_kernels(self._fixed[1] if self._fixed else self._any)
 
     def kernel_times(self, feeds: Feeds) -> dict[str, float]:
-        """Return kernel to median milliseconds; the model must be open with `profile`."""
+        """Return each kernel's median milliseconds; the model must have been opened with `profile`."""
         request = self._compiled(feeds).create_infer_request()
         times: dict[str, list[float]] = {}
         for run in range(_WARMUP_RUNS + _PROFILED_RUNS):
@@ -340,7 +340,7 @@ _CONTEXT = re.compile(
 def _reason(error: Exception, model: onnx.ModelProto) -> str:
     """Return the model's node and the reason from an error of OpenVINO.
 
-    The message has several lines: places in the source, headings, failed conditions, the reason (2026.4):
+    The lines of a message are source positions, headings, failed conditions and the reason (OpenVINO 2026.4):
 
         Exception from src/inference/src/cpp/core.cpp:105:
         -- Add-17 with a message:
@@ -348,8 +348,8 @@ def _reason(error: Exception, model: onnx.ModelProto) -> str:
         While validating node 'opset1::Add Add_83 (...) -> (dynamic[...])' with friendly_name 'Add_83':
         Argument shapes are inconsistent.
 
-    This returns "Add 'n': Argument shapes are inconsistent." OpenVINO's CPU plugin names the ONNX node, its
-    output, or a node that a pass created.
+    This returns "Add 'n': Argument shapes are inconsistent." Errors of OpenVINO's CPU plugin name the ONNX
+    node, its output, or a node that a pass created.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if not line.startswith(_NOISE) and not line.endswith(("Failure:", ":"))]
@@ -364,7 +364,7 @@ def _reason(error: Exception, model: onnx.ModelProto) -> str:
 
 
 def _find_node(words: str, model: onnx.ModelProto) -> str:
-    """Return the node of the model that an error message names; empty if it names none."""
+    """Return operator and name of the model's node in an error message; empty if the message has no node."""
     node_names = [name for names in _NODE_NAMES.findall(words) for name in names if name]
     nodes = [node for graph in every_graph(model.graph) for node in graph.node]
     for name in node_names:

@@ -1,18 +1,18 @@
 """Find the OpenVINO kernel that computes each layer of a file, and so the layer's precision.
 
-OpenVINO reports the ONNX nodes of each kernel, but its passes lose some names. A layer with a scale that was
-moved through a residual add has the name of a node that the pass created ("Multiply_7048"). A layer fused
-with its bias or activation has the name of that node. These rules apply in order, 5 to blocks and the rest to
-kernels that multiply:
+OpenVINO reports the ONNX nodes of each kernel, but its passes lose some names. A kernel may have the name of
+a node that a pass created ("Multiply_7048", after moving a scale through a residual add), or of the bias or
+activation fused with the layer. A block is a kernel of several nodes ("Subgraph"). The rules apply in order,
+rule 5 to blocks and the others to kernels that multiply. Rules 2, 3, 4 and 6 skip kernels that are matched
+already. If several kernels fit a rule, they must compute in one precision.
 
-1. The kernel has the name of the node or of its output.
-2. The kernel reads the node's stored weight.
-3. The kernel has the name of the node's sole consumer or of the next sole consumer: a bias, an activation.
-4. An unmatched kernel without names from the file reads the node's operands.
-5. A block of several nodes ("Subgraph"; attention is one) has the node's name, or has its consumer's name and
-   holds or reads both operands. Most blocks hold element-wise operators only.
-6. A bidirectional recurrent node has one kernel per direction, under OpenVINO's names. If all such kernels
-   compute in one precision, the node has that precision.
+1. The kernel has the name of the node or of the node's output.
+2. The kernel reads the node's stored weight, which no other layer reads.
+3. The kernel has the name of the node's sole consumer (a bias) or of the next sole consumer (an activation).
+4. The kernel has no names from the file, and reads the node's operands.
+5. For MatMul and Gemm: the block has the node's name, or has its consumer's name and holds or reads both
+   operands. Attention is such a block; most blocks hold only element-wise operators.
+6. For a recurrent node: the kernel is recurrent. A bidirectional node has two kernels with OpenVINO's names.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _SUFFIXES = ("/WithoutBiases", "/DequantizationMultiply", "/DequantizationSubtra
 
 @dataclass(frozen=True)
 class Kernel:
-    """A node of the graph that OpenVINO executes; several nodes may have the same `name`.
+    """A node of the graph that OpenVINO executes; several such nodes may have the same `name`.
 
     `names` are the ONNX nodes that OpenVINO reports for the kernel. `inputs` are the keys of the kernels that
-    produce its inputs, and `writes` is the precision of its first output.
+    produce the kernel's inputs, and `writes` is the precision of the kernel's first output.
     """
 
     key: str
@@ -105,7 +105,7 @@ class _KernelSearch:
         self.kernels = {kernel.key: kernel for kernel in kernels}
         self.products = [kernel for kernel in kernels if kernel.kind in _MULTIPLIES]
         self.blocks = [kernel for kernel in kernels if kernel.kind == _BLOCK]
-        # The names of all inputs of a kernel, also behind kernels that only move data.
+        # The names of each kernel's inputs, and of inputs behind kernels that only move data.
         self.reads = {
             kernel.key: {name for key in kernel.inputs for name in self._names_of(self.kernels[key])}
             for kernel in (*self.products, *self.blocks)
@@ -154,14 +154,13 @@ class _KernelSearch:
         )
 
     def by_recurrence(self, node: onnx.NodeProto) -> Kernel | None:
-        """Return an unmatched recurrent kernel if all of them compute in one precision, else None."""
         if node.op_type not in _RECURRENT:
             return None
         return self._unmatched(lambda kernel: kernel.kind in _RECURRENT_KERNELS)
 
     def precision(self, kernel: Kernel, node: onnx.NodeProto) -> str:
-        """Return a node's precision in a kernel. For a block OpenVINO reports the widest type of its inputs,
-        but a layer inside takes both operands in 8 bits or neither, so one 8-bit operand means INT8."""
+        """Return a node's precision in a kernel. For a block, OpenVINO reports the widest type of the inputs;
+        a layer inside takes both operands in 8 bits or neither, so one 8-bit operand means INT8."""
         if kernel.kind == _BLOCK:
             sources = [self.kernels[key] for key in kernel.inputs]
             for operand in self._operands(node):
@@ -184,7 +183,7 @@ class _KernelSearch:
         return [set(self._source_names(name)) for name in node.input[:2]]
 
     def _source_names(self, tensor: str) -> Iterator[str]:
-        """Yield the names of a tensor and of its predecessors through Q/DQ, Transpose and Reshape."""
+        """Yield the names of a tensor and of its predecessors, through Q/DQ, Transpose and Reshape."""
         while tensor:
             yield tensor
             node = self.producer_of.get(tensor)

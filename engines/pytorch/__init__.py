@@ -1,4 +1,4 @@
-"""PyTorch: run a MODEL eagerly, which is the baseline, or in another mode; build TorchScript artifacts."""
+"""PyTorch: run a module eagerly, as the baseline, or in another mode; build TorchScript artifacts."""
 
 from .engine import PyTorch, TorchScript
 from .runner import MODES, Mode, PyTorchRunner

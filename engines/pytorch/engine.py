@@ -1,4 +1,4 @@
-"""Run a MODEL in eager PyTorch, the baseline, or in another of PyTorch's modes; build TorchScript from it."""
+"""Run a PyTorch model eagerly, as the baseline, or in another mode; build TorchScript artifacts from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRITON = TritonBackend(
 
 
 class PyTorch(Engine):
-    """Adapter that runs a MODEL in eager PyTorch; it builds nothing."""
+    """Adapter that runs a MODEL (a model's name on the command line) in PyTorch, by default eagerly."""
 
     name = "pytorch"
     suffix = ""
@@ -127,7 +127,7 @@ class TorchScript(PyTorch):
         if caching(loaded.module):
             call_module = partial(example.call, loaded.module, example.feeds)
             _, configs = without_cache(loaded.module, call_module(), call_module)
-        buffer = io.BytesIO()  # on a full disk torch's file writer ends the process (2.13: std::terminate)
+        buffer = io.BytesIO()  # PyTorch 2.13's file writer ends the process on a full disk (std::terminate)
         try:
             with quiet(), torch.no_grad():
                 frozen = torch.jit.freeze(trace(torch, loaded.module, arguments, keywords).eval())
@@ -149,7 +149,7 @@ class TorchScript(PyTorch):
 
 
 def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tuple[TensorInfo, ...], Check]:
-    """Compare the trace with the module on the traced input, other values and another batch size."""
+    """Compare the trace with the module on the traced input, negated input, and another batch if dynamic."""
     first = example.call(module, example.feeds)
     names, arrays = name_outputs([], first, example.feeds), flat_outputs(first)[1]
     with trust_files([Path(path)]):  # this process wrote the file

@@ -22,7 +22,7 @@ from ..gpu import GpuTimes, time_runs
 
 Mode = Literal["eager", TorchMode]
 MODES: tuple[Mode, ...] = ("eager", *TORCH_MODES)
-"""Modes of execution: eager, three kinds of TorchScript, `torch.compile`, and two of 16 bits."""
+"""Modes of execution: eager, three kinds of TorchScript, `torch.compile`, and two modes in 16 bits."""
 
 _MODE_TEXT = {
     "trace": "traced",
@@ -35,11 +35,11 @@ _MODE_TEXT = {
 
 
 class PyTorchRunner(Runner):
-    """A module that runs without gradients; inputs go in by name if `forward` has parameters of these names.
+    """A module that runs without gradients; inputs are passed by name if `forward` has a parameter for each.
 
-    Every mode but eager converts the module once for each set of input shapes. The result must compute the
-    same as eager, except in 16 bits, where only the outputs show the rounding error. The module must be in
-    evaluation mode and, for a `device`, on that GPU already.
+    Every mode but eager converts the module once for each set of input shapes. The converted module must
+    compute the same as eager; the modes in 16 bits are not compared, because they round. The module must be
+    in evaluation mode and, with `device`, already on that GPU.
     """
 
     contains = "host to host: one forward()"
@@ -52,7 +52,7 @@ class PyTorchRunner(Runner):
         self._device = None if device is None else self._torch.device("cuda", device)
         self._converted: dict[Any, Any] = {}
         if mode == "half":
-            module.half()  # in place: two copies would be in the peak memory
+            module.half()  # in place: a second copy would add to the peak memory
         self.weights = weights_of_module(self._torch, module)
         if self._device is not None:
             self.contains = (
@@ -77,7 +77,7 @@ class PyTorchRunner(Runner):
         return dict(zip(self._names if names_fit else name_outputs([], result, feeds), arrays, strict=True))
 
     def prepare(self, feeds: Feeds) -> Callable[[], Any]:
-        """Return a call of the module. On a GPU it also copies, and the next call overwrites the outputs."""
+        """Return a call of the module. On a GPU it also copies, and its next run overwrites the outputs."""
         if self._device is not None:
             return self._gpu_call(feeds).run
         module, arguments, keywords = self._prepare_module(feeds)
@@ -117,7 +117,7 @@ class PyTorchRunner(Runner):
         if self._may_cache or (self._mode != "eager" and key not in self._converted):
             positional, named = arguments, keywords
             if self._device is not None:
-                # As in `GpuCall`: PyTorch would compile again for tensors of another device or mode.
+                # Same device and mode as in `GpuCall`, because PyTorch would compile again for others.
                 with torch.inference_mode():
                     positional = tuple(tensor.to(self._device) for tensor in arguments)
                     named = {name: tensor.to(self._device) for name, tensor in keywords.items()}
@@ -135,7 +135,7 @@ class PyTorchRunner(Runner):
         return module, arguments, keywords
 
     def _turn_off_cache(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-        """Run the module once; if it returns a cache, turn caches off, as in an export."""
+        """Run the module once; if it returns a key-value cache, turn `use_cache` off, as an export does."""
         torch, module = self._torch, self._module
         if self._mode in ("half", "autocast"):
             module = in_sixteen_bits(torch, module, self._mode, self._device)
@@ -156,11 +156,11 @@ class PyTorchRunner(Runner):
 
 
 def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any) -> Any:
-    """Return the module in another mode; raise ModelError if it computes other outputs than eager."""
+    """Return the module in another mode; raise ModelError if that fails or changes the outputs."""
     try:
         with quiet(), torch.inference_mode():
             expected = flat_outputs(module(*arguments, **keywords))[1]
-        # TorchScript records the mode of its creation: gradients must be off, inference mode must not be on.
+        # TorchScript records the gradient mode: gradients must be off, without inference mode.
         with quiet(), torch.no_grad():
             if mode == "compile":
                 converted = torch.compile(module, dynamic=False)
@@ -199,8 +199,8 @@ def _rounding(torch: Any, device: Any) -> tuple[str, ...]:
 
 
 def in_sixteen_bits(torch: Any, module: Any, mode: str, device: Any) -> Callable[..., Any]:
-    """Return a call with float32 inputs and outputs that computes in 16 bits. In mode half the weights are
-    float16 already; autocast uses PyTorch's default: bfloat16 on a processor, float16 on a GPU."""
+    """Return a function with float32 inputs and outputs that computes in 16 bits. In mode "half" the weights
+    are float16 already; "autocast" uses PyTorch's default: bfloat16 on a processor, float16 on a GPU."""
     if mode == "half":
 
         def run(*arguments: Any, **keywords: Any) -> Any:
@@ -219,7 +219,6 @@ def in_sixteen_bits(torch: Any, module: Any, mode: str, device: Any) -> Callable
 
 
 def _cast(torch: Any, value: Any, dtype: Any) -> Any:
-    """Return a nested value with its floating-point tensors cast to another type."""
     return _map(torch, value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
@@ -233,10 +232,10 @@ def _map(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class GpuCall:
-    """A module with its feeds, on a separate stream and with page-locked memory as in the runner of TensorRT:
-    only latencies that include the same copies are comparable.
+    """A module with its feeds, on a separate stream and with page-locked memory. TensorRT's runner does the
+    same, because only latencies that include the same copies are comparable.
 
-    After `wait`, `outputs` is the result of `forward`, its tensors on the host, until the next run.
+    After `wait`, `outputs` has the outputs of `forward` as host tensors; the next run overwrites them.
     """
 
     def __init__(
@@ -315,10 +314,10 @@ _HALF_TYPES = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
 def weights_of_module(torch: Any, module: Any) -> WeightStats:
     """Return the weights of a module.
 
-    `parameters()` alone is not enough: quantized modules of torch.ao hold packed weights outside of it.
-    Counted are parameters, integer tensors, the state beside parameters and buffers (the packed weights), and
-    the constants of a TorchScript graph. Scales, zero points (scalars or buffers) and running means count as
-    bytes, not as parameters.
+    `parameters()` is not enough, because quantized modules of torch.ao hold packed weights outside of it. The
+    count includes parameters, integer tensors, packed weights (state that is neither parameter nor buffer),
+    and the constants of a TorchScript graph. Scales, zero points (scalars or buffers) and running means add
+    to the bytes, not to the count.
     """
     module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
     if isinstance(module, torch.jit.ScriptModule):
@@ -350,7 +349,7 @@ def _precision(module: Any, types: set[str]) -> str:
 
 
 def _read_names(torch: Any, module: Any) -> tuple[str, ...] | None:
-    """Return the names that an FX graph reads (torchao's folding leaves unread originals); None for all."""
+    """Return the names or prefixes that an FX graph reads; None for all. torchao leaves unread originals."""
     if not isinstance(module, torch.fx.GraphModule):
         return None
     nodes = [node for node in module.graph.nodes if node.op in ("get_attr", "call_module")]
@@ -362,7 +361,7 @@ def _count_script_weights(torch: Any, module: Any) -> WeightStats:
     stored = [*module.state_dict().values()]
     count = sum(tensor.numel() for tensor in module.parameters())
     try:
-        graph = module.inlined_graph  # a reference: its nodes are valid only while it lives
+        graph = module.inlined_graph  # a reference: the nodes are valid only while the graph lives
         nodes = graph.findAllNodes("prim::Constant")
     except RuntimeError:  # the module defines no `forward`
         nodes = []
@@ -390,7 +389,7 @@ def _tensors(torch: Any, value: object) -> Iterator[Any]:
 
 
 def _parts(tensor: Any) -> list[Any]:
-    """Return the tensors inside a tensor subclass such as torchao's; else the tensor itself, in a list."""
+    """Return the tensors inside a tensor of a subclass such as torchao's; else the tensor, in a list."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return [tensor]
