@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ...spec.keywords import DiffKeywords
 
-SAMPLES = 64  # default number of samples whose outputs are compared; accuracy is compared on all samples
+SAMPLES = 64  # default number for the comparison of outputs; accuracy is compared on all samples
 _BY_COARSENESS = (*RTOL, *BY_SIGNAL)
 
 
@@ -53,7 +53,7 @@ _BY_COARSENESS = (*RTOL, *BY_SIGNAL)
 class OutputComparison:
     """A comparison; true if every output passes and the accuracy drop is within its limit, if any.
 
-    `spread` names the samples whose outputs were compared, such as "64 of 5000 samples".
+    `spread` names the samples of the comparison of outputs, for example "64 of 5000 samples".
     """
 
     reference: str
@@ -86,7 +86,7 @@ def diff(
     """Run two artifacts on the same input, each in a separate process, and compare their outputs.
 
     Args:
-        reference: Artifact, or model such as `model.py:build`, with the correct outputs.
+        reference: Artifact, or model (`model.py:build`), with the correct outputs.
         artifact: Artifact or model to check.
         spec: Options of the comparison.
         tolerances: Limits in place of `atol`, `rtol` and `snr`.
