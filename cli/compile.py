@@ -19,7 +19,7 @@ from ..spec.models import (
     ShowRangesCommand,
     SimplifyCommand,
 )
-from .session import OrderedGroup, Session
+from .session import Session
 from .tables import (
     add_row,
     bytes_text,
@@ -29,6 +29,7 @@ from .tables import (
     present_artifact,
     profile_lines,
 )  # fmt: skip
+from .usage import OrderedGroup
 from .verb import verb
 
 if TYPE_CHECKING:

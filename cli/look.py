@@ -11,7 +11,8 @@ import click
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
 from ..spec.tensors import ModelIO
 from . import tables
-from .session import OrderedGroup, Session
+from .session import Session
+from .usage import OrderedGroup
 from .verb import verb
 
 if TYPE_CHECKING:

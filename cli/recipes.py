@@ -80,7 +80,7 @@ def run(session: Session, options: recipes.RunCommand) -> int:
         click.echo(json.dumps(recipes.recipe_schema(), indent=2), file=session.results)
         return 0
     if options.recipe is None:
-        raise click.UsageError("Missing argument 'RECIPE'.")
+        raise InvalidOption("`recipe` is missing", hint="qcompile run -h lists the options", option="recipe")
     from ..pipeline.plan import plan
     from ..pipeline.run import run as run_recipe
 

@@ -20,6 +20,7 @@ import click
 
 from ..core.plain_text import plain, plain_json, plain_lines
 from ..core.processes.untrusted import MEMORY_GB, TIME_S, Limits, is_child, limit_self, run_untrusted
+from ..errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,13 +32,6 @@ _PLAIN_WIDTH = 200
 def encodes_all(stream: object) -> bool:
     """Return whether a stream can write every character."""
     return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
-
-
-class OrderedGroup(click.Group):
-    """Lists its commands in the order of their definition instead of the alphabet."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 class Session:
@@ -204,7 +198,7 @@ def run_untrusted_child(options: dict[str, Any], *, as_json: bool) -> int | None
         return None
     if not untrusted:
         if typed:
-            raise click.UsageError("--memory-limit-gb and --time-limit-s need --untrusted")
+            raise UsageError("--memory-limit-gb and --time-limit-s need --untrusted")
         return None
     if options.get("trust"):
         refuse_trust("--trust")
@@ -217,7 +211,7 @@ def run_untrusted_child(options: dict[str, Any], *, as_json: bool) -> int | None
 
 def refuse_trust(name: str) -> None:
     """Refuse an option that lets a file run code."""
-    raise click.UsageError(
+    raise UsageError(
         f"--untrusted and {name} exclude each other: with it a file may run code, and limits on memory and "
         "time are no sandbox"
     )

@@ -17,7 +17,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from ..core.memory import out_of_memory
-from ..errors import QCompileError
+from ..errors import QCompileError, UsageError
 from ..spec.artifacts import BuildCommand, QuantizeCommand
 from ..spec.decode import decode
 from ..spec.measure import BenchCommand, DiffCommand
@@ -31,24 +31,52 @@ _WORDS = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
 
 
 class Text(click.types.StringParamType):
-    """Type of a text option. A shell completes its choices (after the last comma, in a list), else files."""
+    """Type of a text option. A shell completes its choices (after the last comma, in a list), else files.
+
+    A choice in capitals is accepted.
+    """
 
     def __init__(self, option: Option) -> None:
-        self._option = option
+        self._split = option.spelling.split == COMMA
+        self._words = option.choices or _WORDS.get(option.spelling.metavar, ())
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        parts = str(value).split(",") if self._split else [str(value)]
+        return ",".join(part.lower() if part.lower() in self._words else part for part in parts)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        spelling = self._option.spelling
-        words = self._option.choices or _WORDS.get(spelling.metavar, ())
-        if not words:
+        if not self._words:
             return [CompletionItem(incomplete, type="file")]
-        before, comma, last = incomplete.rpartition(",") if spelling.split == COMMA else ("", "", incomplete)
+        before, comma, last = incomplete.rpartition(",") if self._split else ("", "", incomplete)
         return [
             CompletionItem(f"{before}{comma}{word}")
-            for word in words
+            for word in self._words
             if word.startswith(last) and word not in before.split(",")
         ]
+
+
+class _Decoded(click.ParamType[Any]):
+    """A type that passes wrong values on: decoding the spec refuses them in the words of a recipe."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            return value
+
+
+class _Choice(_Decoded, click.Choice[str]):
+    pass
+
+
+class _Integer(_Decoded, click.types.IntParamType):
+    pass
+
+
+class _Float(_Decoded, click.types.FloatParamType):
+    pass
 
 
 Spec = TypeVar("Spec")
@@ -88,7 +116,7 @@ def verb(
     def decorate(function: Callable[[Session, Spec], int | None]) -> Verb:
         def called(*, verbose: bool, quiet: bool, as_json: bool, **typed: Any) -> int | None:
             if verbose and quiet:
-                raise click.UsageError("-v and -q exclude each other")
+                raise UsageError("-v and -q exclude each other")
             try:
                 code = run_untrusted_child(typed, as_json=as_json)
             except QCompileError as error:
@@ -159,11 +187,11 @@ def _type(option: Option) -> click.ParamType[Any]:
     if option.spelling.split or isinstance(kind, msgspec.inspect.StrType):
         return Text(option)
     if option.choices:
-        return click.Choice(option.choices)
+        return _Choice(option.choices, case_sensitive=False)
     if isinstance(kind, msgspec.inspect.IntType):
-        return click.IntRange(kind.ge, kind.le) if kind.ge is not None or kind.le is not None else click.INT
+        return _Integer()
     if isinstance(kind, msgspec.inspect.FloatType):
-        return click.FLOAT
+        return _Float()
     return click.Path(path_type=Path)
 
 
