@@ -110,7 +110,12 @@ class Session:
 
     def say(self, text: str) -> None:
         """Print a line of the result; a line break in it is shown as an escape."""
-        if not self.quiet and not self.as_json:
+        if not self.quiet:
+            self.verdict(text)
+
+    def verdict(self, text: str) -> None:
+        """Print the artifact to use and its cost, even with `-q`."""
+        if not self.as_json:
             self._print_above(lambda: click.echo(plain(text), file=self.results))
 
     def note(self, text: str) -> None:
@@ -171,7 +176,7 @@ def session_options(*, files: bool = True) -> list[click.Option]:
     return [
         *(limits if files else ()),
         click.Option(["-v", "--verbose"], is_flag=True, help="Show every step; tracebacks of errors."),
-        click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no tables."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Print warnings and the verdict alone."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of tables."),
     ]
 
