@@ -183,7 +183,8 @@ def _show_plan(session: Session, planned: Plan) -> int:
     session.json(planned.as_json())
     if session.quiet or session.as_json:
         return 0
-    table = make_table("", "stage", "state", "seconds", "memory", "disk", "from", "why")
+    titles = ("stage", "state", "seconds", "memory", "disk", "from", "why")
+    table = make_table("", *titles, spare=("from", "disk"))
     for stage in planned.stages:
         estimate = stage.estimate
         seconds = DASH if estimate.seconds is None else f"{estimate.seconds:.1f}"

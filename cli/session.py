@@ -23,7 +23,7 @@ from ..core.processes.untrusted import MEMORY_GB, TIME_S, Limits, is_child, limi
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from .terminal_table import TerminalTable
 
 _LINE_EVERY_S = 2.0
 _PLAIN_WIDTH = 200
@@ -142,7 +142,7 @@ class Session:
             text = json.dumps(value, indent=2, ensure_ascii=not encodes_all(self.results), default=str)
             click.echo(plain_json(text), file=self.results)
 
-    def table(self, table: Table) -> None:
+    def table(self, table: TerminalTable) -> None:
         if self.as_json or self.quiet:
             return
         from rich.console import Console
