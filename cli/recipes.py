@@ -81,7 +81,9 @@ def run(session: Session, options: recipes.RunCommand) -> int:
         click.echo(json.dumps(recipes.recipe_schema(), indent=2), file=session.results)
         return 0
     if options.recipe is None:
-        raise InvalidOption("`recipe` is missing", hint="qcompile run -h lists the options", option="recipe")
+        raise InvalidOption(
+            "`recipe` is missing", hint="qcompile run --help lists the options", option="recipe"
+        )
     from ..pipeline.plan import plan
     from ..pipeline.run import run as run_recipe
 

@@ -35,7 +35,7 @@ def suggestion(text: str, words: Iterable[str]) -> str:
 def translate_usage_error(error: click.ClickException) -> UsageError:
     """Return click's error as qcompile's: *subject: found; required*, and a hint."""
     context = getattr(error, "ctx", None)
-    hint = f"{context.command_path} -h lists the options" if context is not None else ""
+    hint = f"{context.command_path} --help lists the options" if context is not None else ""
     if isinstance(error, click.NoSuchOption) and context is not None:
         options = (param for param in context.command.get_params(context) if isinstance(param, click.Option))
         flags = [flag for option in options for flag in (*option.opts, *option.secondary_opts)]

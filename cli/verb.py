@@ -20,6 +20,7 @@ from ..core.memory import out_of_memory
 from ..errors import QCompileError, UsageError
 from ..spec.artifacts import BuildCommand, QuantizeCommand
 from ..spec.decode import decode
+from ..spec.groups import GROUPS, group_of
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import COMMA, Option, options_of
@@ -97,8 +98,56 @@ class Verb(click.Command):
         """Return the options of the spec, those of its tables last, and those of every command."""
         if not self.params:
             options = sorted(options_of(self.spec), key=lambda option: "." in option.key)
-            self.params = [*map(parameter, options), *session_options(files=self.files)]
+            self.params = [*map(parameter, options), *session_options(files=self.files), _short_help()]
         return super().get_params(ctx)
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.help = "Show all options and exit."
+        return option
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the arguments, and the options by group; after `-h`, only the required and the usual ones."""
+        declared = {
+            option.name if option.spelling.argument else option.flag: option
+            for option in options_of(self.spec)
+        }
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in (_ARGUMENTS, *GROUPS, "")}
+        omitted = 0
+        for param in self.get_params(ctx):
+            flag = max(param.opts, key=len)
+            title, is_usual = group_of(flag, declared.get(flag))
+            if isinstance(param, click.Argument):
+                sections[_ARGUMENTS].append((param.human_readable_name, declared[flag].sentence))
+            elif is_usual or param.required or _SHORT not in ctx.meta:
+                sections[title].append(param.get_help_record(ctx) or (flag, ""))
+            else:
+                omitted += 1
+        longest = max(len(name) for records in sections.values() for name, _ in records)
+        width = min(longest, _NAMES_WIDTH)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title or "Further options"):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in records], _NAMES_WIDTH)
+        if omitted:
+            formatter.write_paragraph()
+            formatter.write_text(f"{omitted} more options: {ctx.command_path} --help")
+
+
+_SHORT, _ARGUMENTS = f"{__name__}.short", "Arguments"
+_NAMES_WIDTH = 30
+
+
+def _short_help() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+        if is_given and not ctx.resilient_parsing:
+            ctx.meta[_SHORT] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    about = "Show the usual options and exit."
+    return click.Option(["-h"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=about)
 
 
 def verb(
