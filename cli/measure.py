@@ -17,6 +17,7 @@ from ..spec.measure import BenchCommand, DiffCommand, DiffSpec, GateCommand, Lay
 from ..spec.option import fields_of
 from . import tables
 from .session import Session
+from .terminal_table import TerminalTable
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def gate(session: Session, options: GateCommand) -> int:
     return 0 if result else 1
 
 
-def gate_table(result: GateResult) -> tables.TerminalTable:
+def gate_table(result: GateResult) -> TerminalTable:
     from ..bench.gate.gate import cells_of
 
     titles = ("artifact", "check", "old", "new", "change", "verdict")
@@ -233,7 +234,7 @@ def _refuse(options: DiffCommand, names: Sequence[str], why: str, hint: str) -> 
 ROWS = 15
 
 
-def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> tables.TerminalTable:
+def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> TerminalTable:
     """Return the table of the layers with the largest loss, the first bad one on top."""
     table = tables.make_table(
         f"{diff.artifact} against {diff.reference}: {diff.samples} samples, {len(diff.layers)} of "

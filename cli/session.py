@@ -45,7 +45,8 @@ class Session:
         self._display: Any = None
         self._task: Any = None
         self._last_line = 0.0
-        self._text, self._began, self._first, self._counts = "", 0.0, 0, (0, None)
+        self._text, self._began, self._first = "", 0.0, 0
+        self._counts: tuple[int, int | None] = 0, None
         self.spelled: Callable[[str], str] = str  # replaced by a verb, for the spelling of its options
 
     @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..core.plain_text import plain
 
@@ -49,7 +49,7 @@ class TerminalTable:
         if self.compact:
             table.box, table.show_edge, table.padding = box.SIMPLE_HEAD, False, (0, 1, 0, 0)
         for index, width in widths.items():
-            justify = "left" if index == 0 or index in self.texts else "right"
+            justify: Literal["left", "right"] = "left" if index == 0 or index in self.texts else "right"
             table.add_column(
                 Text(plain_cell(self.columns[index])), justify=justify, width=width, overflow="fold"
             )

@@ -259,21 +259,6 @@ def test_every_launch_is_a_process_of_its_own(tiny_file: MakePath, tmp_path: Pat
     assert len(set(processes) - {str(os.getpid())}) >= 2
 
 
-def test_progress_counts_the_artifacts_and_then_the_seconds_of_the_time_limit(tiny_file: MakePath) -> None:
-    model, steps = str(tiny_file("mlp")), list[tuple[Any, ...]]()
-    qcompile.benchmark(
-        {"a": model, "b": model}, baseline="a", threads=1, max_time_s=LONG_S, decided=after(2),
-        progress=lambda *step: steps.append(step),
-    )  # fmt: skip
-    prepared = ("load a", "load b", "launch 1: warm up a", "launch 1: warm up b")
-    assert steps[:4] == [(text, number % 2, 2) for number, text in enumerate(prepared)]
-    texts, seconds, totals = zip(*steps[4:], strict=True)
-    assert {"launch 2: load b", "launch 2: warm up b"} < set(texts)
-    assert texts[0] == "launch 1, round 1"
-    assert set(totals) == {LONG_S}
-    assert [*seconds] == sorted(seconds)
-
-
 @pytest.mark.parametrize("baseline", ["onnx", "net"])
 def test_an_artifact_that_does_not_start_again_has_failed_and_the_others_go_on(
     tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baseline: str
