@@ -19,7 +19,7 @@ from ..spec.models import (
     ShowRangesCommand,
     SimplifyCommand,
 )
-from .session import OrderedGroup, Session
+from .session import Session
 from .tables import (
     add_row,
     bytes_text,
@@ -29,6 +29,7 @@ from .tables import (
     present_artifact,
     profile_lines,
 )  # fmt: skip
+from .usage import OrderedGroup
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ def _print_summaries(session: Session, summaries: list[TensorSummary]) -> None:
         return
     methods = list(summaries[0].amax)
     columns = [f"amax\n{name}" for name in methods]
-    table = make_table("", "tensor", "min", "max", *columns, "clipped", "SNR")
+    table = make_table("", "tensor", "min", "max", *columns, "clipped", "SNR", spare=columns[::-1])
     for summary in summaries:
         values = (summary.min, summary.max, *summary.amax.values())
         snr = "exact" if summary.snr_db == float("inf") else f"{summary.snr_db:.1f} dB"

@@ -38,7 +38,7 @@ def auto(session: Session, options: AutoCommand) -> int:
     session.warn(outcome.notes)
     if set(outcome.stages.values()) <= {"skipped"}:
         session.note("nothing changed: every stage was done already")
-    session.say(outcome.recommendation.sentence)
+    session.verdict(outcome.recommendation.sentence)
     if outcome.artifact:
         session.say(f"artifact: {_shorter_path(outcome.artifact)}")
     if outcome.report.page:
@@ -111,7 +111,7 @@ def tune(session: Session, options: TuneCommand) -> None:
     session.warn(tuned.notes)
     _print_tables(session, tuned)
     best = tuned.best
-    session.say(
+    session.verdict(
         f"{best.path}: {best.latency_ms:.3g} ms, {best.speedup.get('value', 1.0):.2f}x the float model on "
         f"ONNX Runtime, {best.drop:+.3g} lost of "
         f"{accuracy_text(tuned.float_value, unit_of(tuned.metric))} {tuned.metric}"

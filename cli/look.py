@@ -11,7 +11,8 @@ import click
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
 from ..spec.tensors import ModelIO
 from . import tables
-from .session import OrderedGroup, Session
+from .session import Session
+from .usage import OrderedGroup
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -173,6 +174,9 @@ def _show_targets(session: Session, diagnosis: Diagnosis) -> None:
     session.table(table)
 
 
+_SPARE = ("mxfp8", "nvfp4", "tf32", "fp8", "int4", "bf16")
+
+
 def _show_precisions(session: Session, diagnosis: Diagnosis) -> None:
     """Print one row per target and device, and below, each reason once with its precisions."""
     without_build = {state.target for state in diagnosis.targets if state.why_not_build}  # their table has it
@@ -183,7 +187,9 @@ def _show_precisions(session: Session, diagnosis: Diagnosis) -> None:
         if cell.reason and cell.target not in without_build:
             reasons.setdefault((cell.target, cell.reason, cell.fix), []).append(cell.precision)
     precisions = list(next(iter(rows.values()), {}))
-    table = tables.make_table("precisions on this machine", "target", "on", *precisions, text=True)
+    table = tables.make_table(
+        "precisions on this machine", "target", "on", *precisions, text=True, spare=_SPARE
+    )
     for (target, device), states in rows.items():
         tables.add_row(table, target, device, *(states[name] for name in precisions))
     session.table(table)

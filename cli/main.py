@@ -28,6 +28,7 @@ from ..core.files.storage import storage_error
 from ..core.plain_text import NOT_UTF8, plain, plain_json, plain_lines
 from ..errors import EngineUnavailable, QCompileError, StorageError, causes
 from ..version import __version__
+from .usage import OrderedGroup, translate_usage_error
 
 _VERBS = {
     "auto": ("first_use", "find the artifact to use, within an accuracy budget"),
@@ -70,7 +71,7 @@ Examples:
 """
 
 
-class VerbGroup(click.Group):
+class VerbGroup(OrderedGroup):
     """Lists the verbs without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -167,9 +168,11 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
         if stop.received:
             return stop.exit_code  # `bench` stores its measurements and reports the signal itself
         return code if isinstance(code, int) else 0
-    except click.ClickException as error:
-        error.message = plain_lines(error.message)  # type: ignore[misc]  # `show` prints nothing else
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        _present(translate_usage_error(error), as_json=as_json, verbose=verbose)
         return error.exit_code
     except BrokenPipeError:
         sys.stderr.close()  # the reader is gone (`| head`); Python would complain at exit

@@ -17,11 +17,10 @@ from ..spec.measure import BenchCommand, DiffCommand, DiffSpec, GateCommand, Lay
 from ..spec.option import fields_of
 from . import tables
 from .session import Session
+from .terminal_table import TerminalTable
 from .verb import verb
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..bench.diff.layers.outcome import LayerDiff, Neighbour
     from ..bench.diff.layers.rebuild import EngineSource
     from ..bench.gate.gate import GateResult
@@ -104,12 +103,12 @@ def gate(session: Session, options: GateCommand) -> int:
     return 0 if result else 1
 
 
-def gate_table(result: GateResult) -> Table:
+def gate_table(result: GateResult) -> TerminalTable:
     from ..bench.gate.gate import cells_of
 
-    table = tables.make_table(
-        f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"
-    )
+    titles = ("artifact", "check", "old", "new", "change", "verdict")
+    title = f"{result.machine} · {result.threads} threads"
+    table = tables.make_table(title, *titles, spare=("old", "new"))
     for pair, check in result.checks():
         tables.add_row(table, *cells_of(result, pair, check))
     return table
@@ -235,15 +234,15 @@ def _refuse(options: DiffCommand, names: Sequence[str], why: str, hint: str) -> 
 ROWS = 15
 
 
-def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> Table:
+def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> TerminalTable:
     """Return the table of the layers with the largest loss, the first bad one on top."""
     table = tables.make_table(
         f"{diff.artifact} against {diff.reference}: {diff.samples} samples, {len(diff.layers)} of "
         f"{diff.pairs.paired} pairs of tensors, judged as {diff.precision}",
         "tensor", "operator", "node", "SNR", "lost here", "largest error", "elements",
+        spare=("node", "elements", "operator"),
     )  # fmt: skip
-    for column in table.columns[1:3]:
-        column.justify = "left"
+    table.texts = (0, 1, 2)
     for layer in diff.layers[:rows]:
         tables.add_row(
             table,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..pipeline.plan import Plan
     from ..pipeline.run import RunReport, StageListener
     from ..pipeline.stages.stage import Executor
+    from ..spec.measure import Budget
 
 _WORKER = "worker"
 
@@ -80,7 +81,9 @@ def run(session: Session, options: recipes.RunCommand) -> int:
         click.echo(json.dumps(recipes.recipe_schema(), indent=2), file=session.results)
         return 0
     if options.recipe is None:
-        raise click.UsageError("Missing argument 'RECIPE'.")
+        raise InvalidOption(
+            "`recipe` is missing", hint="qcompile run --help lists the options", option="recipe"
+        )
     from ..pipeline.plan import plan
     from ..pipeline.run import run as run_recipe
 
@@ -118,12 +121,17 @@ def run_or_plan(
             failures: Any = error.data.get("failures", {})
             session.warn(f"{name}: not built: {why}" for name, why in failures.items())
             raise
-    return _present(session, report)
+    return _present(session, report, recipe.budget)
 
 
-def _present(session: Session, report: RunReport) -> int:
-    """Print the outcome of a run and the table of its measurements; return the exit code."""
+def _present(session: Session, report: RunReport, budget: Budget) -> int:
+    """Print the outcome of a run, the table of its measurements and the verdict; return the exit code."""
+    from ..bench.report.recommendation import recommend
+    from ..pipeline.recipe.published import RESULTS
+
     results = report.results
+    is_compared = results is not None and not results.machines  # a sweep has a verdict for each recipe
+    verdict = recommend(report.output / RESULTS, budget=budget) if is_compared else None
     session.json(
         {
             "output": str(report.output),
@@ -134,6 +142,7 @@ def _present(session: Session, report: RunReport) -> int:
             "results": results.as_json() if results else None,
             "report": str(report.page) if report.page else None,
             "budget": report.budget,
+            "recommendation": verdict.as_json() if verdict else None,
             "where": report.where,
             **({"impossible": report.impossible} if report.impossible else {}),
         }
@@ -154,7 +163,10 @@ def _present(session: Session, report: RunReport) -> int:
     for name, other in report.instead.items():
         session.say(f"use {other} in place of {name}")
     not_replaced = set(report.failed) - report.instead.keys()
-    return 1 if not_replaced or not _present_budget(session, report.budget) else 0
+    is_within = _present_budget(session, report.budget)
+    if verdict:
+        session.verdict(verdict.sentence)
+    return 1 if not_replaced or not is_within else 0
 
 
 def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
@@ -173,7 +185,8 @@ def _show_plan(session: Session, planned: Plan) -> int:
     session.json(planned.as_json())
     if session.quiet or session.as_json:
         return 0
-    table = make_table("", "stage", "state", "seconds", "memory", "disk", "from", "why")
+    titles = ("stage", "state", "seconds", "memory", "disk", "from", "why")
+    table = make_table("", *titles, spare=("from", "disk"))
     for stage in planned.stages:
         estimate = stage.estimate
         seconds = DASH if estimate.seconds is None else f"{estimate.seconds:.1f}"

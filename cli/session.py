@@ -20,24 +20,20 @@ import click
 
 from ..core.plain_text import plain, plain_json, plain_lines
 from ..core.processes.untrusted import MEMORY_GB, TIME_S, Limits, is_child, limit_self, run_untrusted
+from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from .terminal_table import TerminalTable
 
 _LINE_EVERY_S = 2.0
 _PLAIN_WIDTH = 200
+_WIDE_TERMINAL = 100
+_LONG_S = 120.0
 
 
 def encodes_all(stream: object) -> bool:
     """Return whether a stream can write every character."""
     return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
-
-
-class OrderedGroup(click.Group):
-    """Lists its commands in the order of their definition instead of the alphabet."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 class Session:
@@ -50,6 +46,7 @@ class Session:
         self._task: Any = None
         self._last_line = 0.0
         self._text, self._began, self._first = "", 0.0, 0
+        self._counts: tuple[int, int | None] = 0, None
         self.spelled: Callable[[str], str] = str  # replaced by a verb, for the spelling of its options
 
     @contextlib.contextmanager
@@ -79,35 +76,41 @@ class Session:
         from rich import progress
         from rich.console import Console
 
+        console = Console(stderr=True)
         columns = (
             progress.SpinnerColumn("dots" if encodes_all(sys.stderr) else "line"),
             progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(bar_width=24), progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[pace]}"), progress.TimeElapsedColumn(),
+            progress.BarColumn(bar_width=24 if console.width >= _WIDE_TERMINAL else 12),
+            progress.TextColumn("{task.fields[state]}"), progress.TimeElapsedColumn(),
         )  # fmt: skip
-        display = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+        display = progress.Progress(*columns, console=console, transient=True)
         with contextlib.redirect_stdout(sys.stderr), display as self._display:
-            self._task = self._display.add_task("", total=None, pace="")
+            self._task = self._display.add_task("", total=None, state="")
             try:
                 yield
             finally:
                 self._display = None
 
     def progress(self, text: str, done: int = 0, total: int | None = None, /) -> None:
-        """Show the current step; library functions take this method as `progress`."""
+        """Show the current step; library functions take this method as `progress`.
+
+        The remaining time follows from the speed since the step began. Steps that continue one count, such as
+        `load a` 0 of 2 and `load b` 1 of 2, are timed together.
+        """
         now, text = time.monotonic(), plain(text)
-        if text != self._text:
-            self._text, self._began, self._first = text, now, done
+        last_done, last_total = self._counts
+        if text != self._text and not (total and total == last_total and done >= last_done):
+            self._began, self._first = now, done
             if self._display is not None:  # the total of a task cannot be removed
                 self._display.remove_task(self._task)
-                self._task = self._display.add_task(text, total=total, pace="")
-        pace = _pace(done - self._first, now - self._began, (total or 0) - done)
+                self._task = self._display.add_task(text, total=total, state="")
+        self._text, self._counts = text, (done, total)
+        state = progress_text(done, total, done - self._first, now - self._began)
         if self._display is not None:
-            self._display.update(self._task, description=text, completed=done, total=total, pace=pace)
+            self._display.update(self._task, description=text, completed=done, total=total, state=state)
         elif not self.quiet and (self.verbose or now - self._last_line >= _LINE_EVERY_S):
             self._last_line = now
-            count = f" {done}" + (f"/{total}" if total else "") if done else ""
-            click.echo(f"{text}{count}{f', {pace}' if pace else ''}", err=True)
+            click.echo(f"{text} {state}".rstrip(), err=True)
 
     @property
     def step(self) -> str:
@@ -116,7 +119,12 @@ class Session:
 
     def say(self, text: str) -> None:
         """Print a line of the result; a line break in it is shown as an escape."""
-        if not self.quiet and not self.as_json:
+        if not self.quiet:
+            self.verdict(text)
+
+    def verdict(self, text: str) -> None:
+        """Print the artifact to use and its cost, even with `-q`."""
+        if not self.as_json:
             self._print_above(lambda: click.echo(plain(text), file=self.results))
 
     def note(self, text: str) -> None:
@@ -135,7 +143,7 @@ class Session:
             text = json.dumps(value, indent=2, ensure_ascii=not encodes_all(self.results), default=str)
             click.echo(plain_json(text), file=self.results)
 
-    def table(self, table: Table) -> None:
+    def table(self, table: TerminalTable) -> None:
         if self.as_json or self.quiet:
             return
         from rich.console import Console
@@ -156,12 +164,17 @@ class Session:
         self._display.start()
 
 
-def _pace(done: int, seconds: float, remaining: int) -> str:
-    """Return speed and remaining time, "48.1/s, 12 s left"; empty during the first second."""
-    if done < 1 or seconds < 1:
-        return ""
-    rate = done / seconds
-    return f"{rate:.3g}/s" + (f", {remaining / rate:.0f} s left" if remaining > 0 else "")
+def progress_text(done: int, total: int | None, steps: int, seconds: float) -> str:
+    """Return share and remaining time, "37%, 38 s left"; without a total, count and speed, "481, 48.1/s".
+
+    The speed is that of `steps` in `seconds`, and unknown during the first second.
+    """
+    per_s = steps / seconds if steps > 0 and seconds >= 1 else 0.0
+    if total:
+        left_s = (total - done) / per_s if per_s else 0.0
+        left = f"{left_s:.0f} s" if left_s < _LONG_S else f"{left_s / 60:.0f} min"
+        return f"{done / total:.0%}" + (f", {left} left" if left_s > 0 else "")
+    return ", ".join(filter(None, [f"{done}" * (done > 0), f"{per_s:.3g}/s" * (per_s > 0)]))
 
 
 def session_options(*, files: bool = True) -> list[click.Option]:
@@ -177,7 +190,7 @@ def session_options(*, files: bool = True) -> list[click.Option]:
     return [
         *(limits if files else ()),
         click.Option(["-v", "--verbose"], is_flag=True, help="Show every step; tracebacks of errors."),
-        click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no tables."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Print warnings and the verdict alone."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of tables."),
     ]
 
@@ -204,7 +217,7 @@ def run_untrusted_child(options: dict[str, Any], *, as_json: bool) -> int | None
         return None
     if not untrusted:
         if typed:
-            raise click.UsageError("--memory-limit-gb and --time-limit-s need --untrusted")
+            raise UsageError("--memory-limit-gb and --time-limit-s need --untrusted")
         return None
     if options.get("trust"):
         refuse_trust("--trust")
@@ -217,7 +230,7 @@ def run_untrusted_child(options: dict[str, Any], *, as_json: bool) -> int | None
 
 def refuse_trust(name: str) -> None:
     """Refuse an option that lets a file run code."""
-    raise click.UsageError(
+    raise UsageError(
         f"--untrusted and {name} exclude each other: with it a file may run code, and limits on memory and "
         "time are no sandbox"
     )

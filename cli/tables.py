@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..core.artifact import Artifact
@@ -19,10 +19,9 @@ from ..core.figures import (
 from ..core.plain_text import plain
 from ..spec.tensors import ModelIO, format_shape
 from .session import Session
+from .terminal_table import TerminalTable, plain_cell
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..bench.diff.diff import AccuracyComparison, OutputComparison
     from ..bench.results.results import Results
     from ..bench.results.row import Curve, Row
@@ -30,36 +29,29 @@ if TYPE_CHECKING:
 __all__ = ["DASH", "add_row", "bytes_text", "make_table"]
 
 _WIDE = 150
+_SPARE = ("throughput", "difference", "size", "runtime")
 _LISTED = 10
 
 
-def make_table(title: str, *columns: str, text: bool = False) -> Table:
-    """Return an empty table; with `text`, columns after the first hold words instead of figures."""
-    from rich.table import Table
-    from rich.text import Text
+def make_table(
+    title: str, *columns: str, text: bool = False, spare: Sequence[str] = (), compact: bool = False
+) -> TerminalTable:
+    """Return an empty table; with `text`, columns after the first hold words instead of figures.
 
-    table = Table(title=Text(plain(title)) if title else None, title_justify="left", header_style="bold")
-    for index, column in enumerate(columns):
-        is_text = text or index == 0
-        table.add_column(Text(_cell(column)), justify="left" if is_text else "right", no_wrap=index == 0)
-    return table
+    A narrow terminal leaves out the columns of `spare` first, then those on the right.
+    """
+    return TerminalTable(title, columns, range(len(columns)) if text else (0,), spare, compact)
 
 
-def add_row(table: Table, name: str, *cells: str, below: str = "") -> None:
+def add_row(table: TerminalTable, name: str, *cells: str, below: str = "") -> None:
     """Add a row of plain text: brackets in `tritonclient[grpc]` or `[2.1, 2.3]` are not markup.
 
     `below` is appended to the name; it begins with a line break or a space.
     """
-    from rich.text import Text
-
-    table.add_row(Text(plain(name) + below), *(Text(_cell(cell)) for cell in cells))
+    table.rows.append([plain(name) + below, *map(plain_cell, cells)])
 
 
-def _cell(text: str) -> str:
-    return "\n".join(map(plain, text.split("\n")))
-
-
-def results_table(results: Results, *, width: int) -> Table:
+def results_table(results: Results, *, width: int) -> TerminalTable:
     """Return the table of a benchmark, one row per artifact; rows have two lines on narrow terminals."""
     from ..bench.results.render import columns_of, interval_words
 
@@ -67,17 +59,18 @@ def results_table(results: Results, *, width: int) -> Table:
     shapes = ", ".join(f"{name}:{shape}" for name, shape in settings.get("inputs", {}).items())
     baseline = "the baseline of each measurement" if results.machines else results.baseline
     wide = width >= _WIDE
+    titles = {
+        column.key: column.title_in("terminal" if wide else "narrow") for column in columns_of("terminal")
+    }
     table = make_table(
         f"{f'{shapes} · ' if shapes else ''}{settings['threads']} threads · {machine['processor']} · "
         f"speed-up against {baseline} with its {interval_words(results.confidence)}",
         "artifact",
         *(["measurement"] if results.machines else []),
-        *(column.title_in("terminal" if wide else "narrow") for column in columns_of("terminal")),
+        *titles.values(),
+        spare=[titles[key] for key in _SPARE],
+        compact=not wide,
     )
-    if not wide:
-        from rich import box
-
-        table.box, table.show_lines = box.SIMPLE_HEAD, False
     for row in results.rows:
         base = results.baseline_of(row)
         below = f"{' ' if wide else chr(10)}(baseline)" if row.name == base else ""
@@ -97,7 +90,7 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
         cells = {column.key: getattr(text, column.key) if column.of_file else DASH for column in columns}
         return [*(cells | {"runtime": where}).values()]
     comma = f",{gap}" if wide else gap
-    compared = gap.join([text.speedup, f"{text.interval} {text.verdict}".rstrip()])
+    compared = gap.join(filter(None, [text.speedup, text.interval, text.verdict]))
     combined = {
         "runtime": f"{text.runtime}{comma}{row.runs_on}",
         "latency": f"{text.latency}{gap}{text.tail}",
@@ -116,7 +109,7 @@ def unmeasured_lines(results: Results) -> list[str]:
     return [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
 
 
-def curve_table(results: Results, curve: Curve) -> Table | None:
+def curve_table(results: Results, curve: Curve) -> TerminalTable | None:
     """Return the table of a curve, with latency and throughput at each count; None if not measured."""
     from ..bench.results.render import CURVES
 
@@ -133,7 +126,7 @@ def curve_table(results: Results, curve: Curve) -> Table | None:
 _SHOWN_CALLS = 32
 
 
-def calls_table(results: Results) -> Table | None:
+def calls_table(results: Results) -> TerminalTable | None:
     """Return the latency of at most `_SHOWN_CALLS` calls of each artifact; None without stored calls."""
     rows = [row for row in results.rows if row.calls_ms]
     if not rows:
@@ -147,7 +140,7 @@ def calls_table(results: Results) -> Table | None:
     return table
 
 
-def layer_tables(results: Results) -> list[Table]:
+def layer_tables(results: Results) -> list[TerminalTable]:
     from ..bench.results.render import slowest_layers
 
     tables = []
@@ -159,7 +152,7 @@ def layer_tables(results: Results) -> list[Table]:
     return tables
 
 
-def gpu_table(results: Results) -> Table | None:
+def gpu_table(results: Results) -> TerminalTable | None:
     """Return the table of times by the GPU's clock; None without them.
 
     The ratio is of medians of 50 calls, without an interval; the verdict is from the latencies.
@@ -176,7 +169,7 @@ def gpu_table(results: Results) -> Table | None:
     return table
 
 
-def difference_table(difference: OutputComparison) -> Table:
+def difference_table(difference: OutputComparison) -> TerminalTable:
     table = make_table(
         f"{difference.artifact} against {difference.reference}: {difference.spread}, "
         f"judged as {difference.precision}",

@@ -17,9 +17,10 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from ..core.memory import out_of_memory
-from ..errors import QCompileError
+from ..errors import QCompileError, UsageError
 from ..spec.artifacts import BuildCommand, QuantizeCommand
 from ..spec.decode import decode
+from ..spec.groups import GROUPS, group_of
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import COMMA, Option, options_of
@@ -31,24 +32,52 @@ _WORDS = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
 
 
 class Text(click.types.StringParamType):
-    """Type of a text option. A shell completes its choices (after the last comma, in a list), else files."""
+    """Type of a text option. A shell completes its choices (after the last comma, in a list), else files.
+
+    A choice in capitals is accepted.
+    """
 
     def __init__(self, option: Option) -> None:
-        self._option = option
+        self._split = option.spelling.split == COMMA
+        self._words = option.choices or _WORDS.get(option.spelling.metavar, ())
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        parts = str(value).split(",") if self._split else [str(value)]
+        return ",".join(part.lower() if part.lower() in self._words else part for part in parts)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        spelling = self._option.spelling
-        words = self._option.choices or _WORDS.get(spelling.metavar, ())
-        if not words:
+        if not self._words:
             return [CompletionItem(incomplete, type="file")]
-        before, comma, last = incomplete.rpartition(",") if spelling.split == COMMA else ("", "", incomplete)
+        before, comma, last = incomplete.rpartition(",") if self._split else ("", "", incomplete)
         return [
             CompletionItem(f"{before}{comma}{word}")
-            for word in words
+            for word in self._words
             if word.startswith(last) and word not in before.split(",")
         ]
+
+
+class _Decoded(click.ParamType[Any]):
+    """A type that passes wrong values on: decoding the spec refuses them in the words of a recipe."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            return value
+
+
+class _Choice(_Decoded, click.Choice[str]):
+    pass
+
+
+class _Integer(_Decoded, click.types.IntParamType):
+    pass
+
+
+class _Float(_Decoded, click.types.FloatParamType):
+    pass
 
 
 Spec = TypeVar("Spec")
@@ -69,8 +98,56 @@ class Verb(click.Command):
         """Return the options of the spec, those of its tables last, and those of every command."""
         if not self.params:
             options = sorted(options_of(self.spec), key=lambda option: "." in option.key)
-            self.params = [*map(parameter, options), *session_options(files=self.files)]
+            self.params = [*map(parameter, options), *session_options(files=self.files), _short_help()]
         return super().get_params(ctx)
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.help = "Show all options and exit."
+        return option
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the arguments, and the options by group; after `-h`, only the required and the usual ones."""
+        declared = {
+            option.name if option.spelling.argument else option.flag: option
+            for option in options_of(self.spec)
+        }
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in (_ARGUMENTS, *GROUPS, "")}
+        omitted = 0
+        for param in self.get_params(ctx):
+            flag = max(param.opts, key=len)
+            title, is_usual = group_of(flag, declared.get(flag))
+            if isinstance(param, click.Argument):
+                sections[_ARGUMENTS].append((param.human_readable_name, declared[flag].sentence))
+            elif is_usual or param.required or _SHORT not in ctx.meta:
+                sections[title].append(param.get_help_record(ctx) or (flag, ""))
+            else:
+                omitted += 1
+        longest = max(len(name) for records in sections.values() for name, _ in records)
+        width = min(longest, _NAMES_WIDTH)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title or "Further options"):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in records], _NAMES_WIDTH)
+        if omitted:
+            formatter.write_paragraph()
+            formatter.write_text(f"{omitted} more options: {ctx.command_path} --help")
+
+
+_SHORT, _ARGUMENTS = f"{__name__}.short", "Arguments"
+_NAMES_WIDTH = 30
+
+
+def _short_help() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+        if is_given and not ctx.resilient_parsing:
+            ctx.meta[_SHORT] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    about = "Show the usual options and exit."
+    return click.Option(["-h"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=about)
 
 
 def verb(
@@ -88,7 +165,7 @@ def verb(
     def decorate(function: Callable[[Session, Spec], int | None]) -> Verb:
         def called(*, verbose: bool, quiet: bool, as_json: bool, **typed: Any) -> int | None:
             if verbose and quiet:
-                raise click.UsageError("-v and -q exclude each other")
+                raise UsageError("-v and -q exclude each other")
             try:
                 code = run_untrusted_child(typed, as_json=as_json)
             except QCompileError as error:
@@ -159,11 +236,11 @@ def _type(option: Option) -> click.ParamType[Any]:
     if option.spelling.split or isinstance(kind, msgspec.inspect.StrType):
         return Text(option)
     if option.choices:
-        return click.Choice(option.choices)
+        return _Choice(option.choices, case_sensitive=False)
     if isinstance(kind, msgspec.inspect.IntType):
-        return click.IntRange(kind.ge, kind.le) if kind.ge is not None or kind.le is not None else click.INT
+        return _Integer()
     if isinstance(kind, msgspec.inspect.FloatType):
-        return click.FLOAT
+        return _Float()
     return click.Path(path_type=Path)
 
 

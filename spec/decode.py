@@ -214,7 +214,7 @@ def _refusal(text: str, place: str, kind: type, values: Mapping[str, Any]) -> Re
 def _translate_message(text: str, key: str, option: Option, value: object) -> Refused:
     """Translate an error message of msgspec."""
     if text.startswith("Invalid enum value"):
-        matches = difflib.get_close_matches(str(value), option.choices, n=1)
+        matches = difflib.get_close_matches(str(value).lower(), option.choices, n=1)
         hint = f"did you mean {matches[0]!r}?" if matches else ""
         least = "one of " if len(option.choices) > 1 else ""
         return Refused(key, f"{least}{', '.join(option.choices)} is required", value=value, hint=hint)
@@ -229,7 +229,7 @@ def _translate_message(text: str, key: str, option: Option, value: object) -> Re
         return Refused(key, "a finite number is required", value=value)
     if "regex" in bound_text:
         required = option.spelling.metavar or "another form"
-        matches = difflib.get_close_matches(str(value), re.findall(r"\w+", required), n=1, cutoff=0.7)
+        matches = difflib.get_close_matches(str(value).lower(), re.findall(r"\w+", required), n=1, cutoff=0.7)
         hint = f"did you mean {matches[0]!r}?" if matches else option.sentence
         return Refused(key, f"{required} is required", value=value, hint=hint)
     return Refused(key, f"{_NAMES.get(name, name or text)} is required", value=value, by_type=True)

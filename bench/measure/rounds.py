@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from ...core.processes.worker import Worker
+from ...core.progress import Progress
 from ...errors import QCompileError
 from ...spec.measure import BenchOptions
 from ..results.row import WarmUp
@@ -121,13 +122,13 @@ class TimingSeries:
 
 def measure(
     workers: Workers,
-    relaunch: Callable[[], Workers],
+    relaunch: Callable[[Callable[[str], None]], Workers],
     baseline: str,
     timed: Mapping[str, TimingSeries],
     options: BenchOptions,
     *,
     launch_s: float = 0.0,
-    progress: Callable[[str], None],
+    progress: Progress,
     decided: StopRule | None = None,
     gpu_memory: Callable[[str, int], int | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -139,7 +140,7 @@ def measure(
 
     Args:
         relaunch: Ends all workers, starts those without a `failure` again, and sets the `failure` of a worker
-            that does not start.
+            that does not start. Reports each start.
         options: No launch starts that would end after `max_time_s`, and no round starts after it, except the
             first eight. This time includes the later launches with their warm-ups.
         launch_s: Expected time of a launch, until the first one is timed.
@@ -150,7 +151,9 @@ def measure(
     orders = itertools.cycle(balanced_orders(list(workers)))  # balanced over all launches together
     launch_began = clock()
     for launch in itertools.count(1):
-        for name, worker in workers.items():
+        for number, (name, worker) in enumerate(workers.items()):
+            counts = budget.spent(launch_began) if launch > 1 else (number, len(workers))
+            progress(f"launch {launch}: warm up {name}", *counts)
             timed[name].launches_ms.append([])
             _attempt(timed[name], worker, functools.partial(_warm_up, worker, options.max_time_s, clock))
         budget.record_launch(launch, launch_began, clock())
@@ -162,15 +165,21 @@ def measure(
                     memory_bytes = gpu_memory(name, workers[name].pid)
                     timed[name].gpu_memory_bytes += [] if memory_bytes is None else [memory_bytes]
             uncertainty = _uncertainty(timed, baseline)
-            widest = f", widest interval {uncertainty.widest:.1%}" if uncertainty.widest < 1 else ""
-            progress(f"launch {launch}, round {count}{widest}")
-            step = budget.next_step(launch, count, uncertainty, timed, timed[baseline], clock())
+            widest = f", intervals {uncertainty.widest:.1%}" if uncertainty.widest < 1 else ""
+            now_s = clock()
+            progress(f"launch {launch}, round {count}{widest}", *budget.spent(now_s))
+            step = budget.next_step(launch, count, uncertainty, timed, timed[baseline], now_s)
             if step != "round":
                 break
         if step == "end":
             return
         launch_began = clock()
-        workers = relaunch()
+        report = functools.partial(_report, progress, launch + 1, budget.spent(launch_began))
+        workers = relaunch(report)
+
+
+def _report(progress: Progress, launch: int, counts: tuple[int, int], text: str) -> None:
+    progress(f"launch {launch}: {text}", *counts)
 
 
 StopRule = Callable[[Mapping[str, TimingSeries]], bool]
@@ -202,6 +211,11 @@ class _Budget:
         """Record the time of a launch; of the first only the warm-up, added to its start in `launch_s`."""
         self.launch_s = now_s - began_s + (self.launch_s if launch == 1 else 0.0)
         self.start_s, self.warm_s = (now_s if launch == 1 else self.start_s), now_s
+
+    def spent(self, now_s: float) -> tuple[int, int]:
+        """Return the seconds since the first launch was warm, at most `max_time_s`, and `max_time_s`."""
+        total_s = math.ceil(self.options.max_time_s)
+        return min(int(now_s - self.start_s), total_s), total_s
 
     def next_step(
         self, launch: int, count: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,13 +164,14 @@ class WorkerPool:
     def start(self) -> float:
         """Start and load one worker after the other, without other load; return the elapsed seconds."""
         began = time.monotonic()
-        for runnable in self._runnables:
+        for number, runnable in enumerate(self._runnables):
             if self._recorder.is_measured(runnable.name):
+                self._progress(f"load {runnable.name}", number, len(self._runnables))
                 self._start(runnable)
         self.timed = {name: TimingSeries() for name in self.workers}
         return time.monotonic() - began
 
-    def relaunch(self) -> Mapping[str, Worker]:
+    def relaunch(self, report: Callable[[str], None]) -> Mapping[str, Worker]:
         """End all workers and start those without a failure again; a failed start becomes their failure."""
         self.count_usage()
         self._stack.close()
@@ -179,6 +180,7 @@ class WorkerPool:
         for runnable in self._runnables:
             timed = self.timed.get(runnable.name)
             if timed is not None and timed.failure is None:
+                report(f"load {runnable.name}")
                 try:
                     self._start(runnable)
                 except QCompileError as error:
@@ -204,8 +206,6 @@ class WorkerPool:
         self._used = {}
 
     def _start(self, runnable: RunnableArtifact) -> None:
-        suffix = f" again ({self._launches + 1})" if self._launches else ""
-        self._progress(f"load {runnable.name}{suffix}")
         worker = self._stack.enter_context(
             Worker(
                 runnable.name,

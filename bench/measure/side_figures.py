@@ -40,11 +40,11 @@ def _gpu_latency(worker: Worker) -> GpuLatency:
 def measure_energy(
     workers: Workers, recorder: Recorder, series: Mapping[str, TimingSeries], samples: int, progress: Progress
 ) -> None:
-    for name, worker in workers.items():
+    for number, (name, worker) in enumerate(workers.items()):
         warm_up = series[name].warm_up
         if not recorder.is_measured(name) or warm_up is None:
             continue
-        progress(f"energy of {name}")
+        progress(f"energy of {name}", number, len(workers))
         gpu = parse_device(recorder[name].device)
         recorder.attempt(name, partial(_energy, worker, warm_up.call_ns, samples, gpu), "energy")
 
@@ -111,7 +111,7 @@ def measure_layer_times(workers: Workers, recorder: Recorder, progress: Progress
     """
 
     def step(name: str, worker: Worker) -> None:
-        progress(f"layer times of {name}")
+        progress(f"layer times of {name}", [*workers].index(name), len(workers))
         times_ms = worker.ask("layer_times", engine=recorder[name].engine)["ms"]
         recorder.change(name, layer_times_ms=times_ms)
 
@@ -132,7 +132,7 @@ def sweep_batches(
     workers: Workers, recorder: Recorder, feeds_of: Mapping[int, Feeds], folder: Path, progress: Progress
 ) -> None:
     """Measure over batch sizes; afterwards give the workers the feeds of the folder again."""
-    for batch_size, feeds in feeds_of.items():
+    for number, (batch_size, feeds) in enumerate(feeds_of.items()):
         path = folder / f"batch-{batch_size}.npz"
         save_arrays(path, feeds)
 
@@ -145,7 +145,7 @@ def sweep_batches(
             throughput_per_s = batch_size * len(durations) / (sum(durations) / 1e9)
             _add_point(recorder, name, "batches", "batch_size", batch_size, durations, throughput_per_s)
 
-        progress(f"batch size {batch_size}")
+        progress(f"batch size {batch_size}", number, len(feeds_of))
         each_worker(workers, recorder, f"batch size {batch_size}", step)
 
     if feeds_of:
@@ -169,8 +169,8 @@ def sweep_concurrency(
     on_gpu = {name: worker for name, worker in workers.items() if recorder[name].device.startswith("cuda")}
     for option, counts in counts_of.items():
         _, _, label = _CONCURRENCY_MODES[option]
-        for count in counts:
-            progress(f"{count} {label}")
+        for number, count in enumerate(counts):
+            progress(f"{count} {label}", number, len(counts))
             step = partial(_run_point, recorder, option, count, samples)
             each_worker(workers if option == "clients" else on_gpu, recorder, f"{count} {label}", step)
 

@@ -63,7 +63,7 @@ def require_gone(processes: list[psutil.Process]) -> None:
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize(("moment", "alive"), [("launch 3, round 1", 2), ("load mlp.onnx again (3)", 1)])
+@pytest.mark.parametrize(("moment", "alive"), [("launch 3, round 1", 2), ("launch 3: load mlp.onnx", 1)])
 def test_ctrl_c_leaves_no_process_and_keeps_what_was_measured(
     tiny_file: Callable[..., Path], tmp_path: Path, moment: str, alive: int
 ) -> None:

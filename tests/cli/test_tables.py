@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sweeps import RECIPE, write_sweep
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import CurvePoint, GpuLatency, Row
 from qcompile.cli.main import missing_package
-from qcompile.cli.session import _pace
+from qcompile.cli.session import Session, progress_text
 from qcompile.cli.tables import curve_table, gpu_table, left_in_float_lines
 from qcompile.cli.verb import spell_options, spell_options_in
 from qcompile.core.installation import install_hint
@@ -213,11 +214,29 @@ def test_ten_layers_in_float_are_listed(count: int, shown: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "seconds", "remaining", "text"),
-    [(0, 9.0, 5, ""), (3, 0.5, 5, ""), (20, 2.0, 100, "10/s, 10 s left"), (481, 10.0, 0, "48.1/s")],
-)
-def test_the_pace_is_told_once_it_is_known(done: int, seconds: float, remaining: int, text: str) -> None:
-    assert _pace(done, seconds, remaining) == text
+    ("done", "total", "seconds", "text"),
+    [
+        (0, None, 9.0, ""), (3, None, 0.5, "3"), (481, None, 10.0, "481, 48.1/s"), (0, 5, 9.0, "0%"),
+        (20, 120, 2.0, "17%, 10 s left"), (1, 100, 60.0, "1%, 99 min left"), (5, 5, 9.0, "100%"),
+    ],
+)  # fmt: skip
+def test_progress_shows_the_share_and_the_time_left(
+    done: int, total: int | None, seconds: float, text: str
+) -> None:
+    assert progress_text(done, total, done, seconds) == text
+
+
+def test_steps_that_continue_a_count_are_timed_together(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter((0.0, 0.0, 10.0, 30.0, 31.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    session = Session(verbose=True, quiet=False, as_json=False)
+    for step in (("look",), ("load a", 0, 4), ("load b", 1, 4), ("load c", 3, 4), ("compare", 0, 4)):
+        session.progress(*step)
+    assert capsys.readouterr().err.splitlines() == [
+        "look", "load a 0%", "load b 25%, 30 s left", "load c 75%, 10 s left", "compare 0%",
+    ]  # fmt: skip
 
 
 def test_a_word_that_is_no_option_stays_between_its_backticks() -> None:

@@ -319,6 +319,17 @@ def test_without_a_benchmark_the_exit_code_says_it(write_recipe: Callable[..., P
     assert (recipe.parent / "out/cpu.onnx").is_file()
 
 
+def test_a_run_ends_with_the_verdict_which_quiet_prints_alone(
+    write_recipe: Callable[..., Path], qc: Qc
+) -> None:
+    recipe = write_recipe(CPU, BENCH)
+    said = qc("run", recipe)
+    assert said.code == 0
+    sentence = qc("run", recipe, "--json").json["recommendation"]["sentence"]
+    assert said.out.splitlines()[-1] == sentence
+    assert qc("run", recipe, "-q").out == f"{sentence}\n"
+
+
 def test_an_error_that_ends_the_run_does_not_hide_what_failed_before(
     write_recipe: Callable[..., Path], tmp_path: Path, qc: Qc
 ) -> None:

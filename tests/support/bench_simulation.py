@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qcompile.bench.measure.rounds import StopRule, TimingSeries, measure
+from qcompile.core.progress import silent
 from qcompile.spec.measure import BenchOptions
 
 
@@ -101,7 +102,7 @@ def simulate(
         return {name: SimulatedWorker(name, simulation, seconds) for name, seconds in call_s.items()}
 
     measure(
-        launch(), launch, next(iter(call_s)), timed, BenchOptions(**options), launch_s=launch_s,
-        progress=lambda _: None, decided=decided, clock=simulation.clock,
+        launch(), lambda _: launch(), next(iter(call_s)), timed, BenchOptions(**options), launch_s=launch_s,
+        progress=silent, decided=decided, clock=simulation.clock,
     )  # fmt: skip
     return {name: series.launches_ms for name, series in timed.items()}, simulation.now_s

@@ -37,6 +37,7 @@ from qcompile.bench.gate.checks import (
 from qcompile.bench.gate.gate import GateResult, PairResult, junit, markdown
 from qcompile.bench.measure.rounds import TimingSeries, measure
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
+from qcompile.core.progress import silent
 from qcompile.spec.measure import BenchOptions, GateOptions
 
 LIMITS = GateOptions(evaluation="labels")
@@ -343,8 +344,8 @@ def test_measuring_ends_when_the_rule_decides_or_has_looked_often_enough(
     timed = {name: TimingSeries() for name in workers}
     now_s = iter(range(1, 10**6))  # so slow a clock that the first launch has rounds enough for an interval
     measure(
-        workers, lambda: workers, "old", timed, BenchOptions(max_time_s=1e9, precision_target=0.5),
-        progress=lambda _: None, decided=functools.partial(is_decided, LIMIT),
+        workers, lambda _: workers, "old", timed, BenchOptions(max_time_s=1e9, precision_target=0.5),
+        progress=silent, decided=functools.partial(is_decided, LIMIT),
         clock=lambda: next(now_s) * 0.1,
     )  # fmt: skip
     assert len(timed["new"].launches_ms) == launches
