@@ -34,7 +34,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from .tensorrt import TensorRTOptions'''
+from .tensorrt import TensorRTOptions
+from .tensors import Dataset'''
 
 
 SPECS: dict[str, type] = {
@@ -82,6 +83,8 @@ def _keywords(name: str, function: str, options: typing.Iterable[Option]) -> Ite
 
 def _kind(one: Option) -> str:
     """The types that Python may give an option in."""
+    if one.takes_data:
+        return "Dataset | None" if one.optional else "Dataset"
     if one.table is not None:
         return f"{one.table.__name__} | Mapping[str, object]"
     (hint,) = [kind for kind in _alternatives(_plain(one.annotation)) if kind is not types.NoneType]
