@@ -41,7 +41,7 @@ _PREFIX = "samples-"
 
 
 def stored(
-    value: object, option: str = "data", *, inputs: Sequence[TensorInfo] = (), limit: int | None = None
+    value: Any, option: str = "data", *, inputs: Sequence[TensorInfo] = (), limit: int | None = None
 ) -> str:
     """Return the spelling of DATA; samples in memory are first written to files.
 

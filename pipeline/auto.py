@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..bench.report.recommendation import Recommendation, recommend
 from ..core.artifact import read_manifest
 from ..core.files import digest_files, write_json, write_text
+from ..core.notebook import html_of
 from ..core.processor import isa_here
 from ..core.progress import Progress, silent
 from ..data.memory import with_samples_beside
@@ -82,6 +83,9 @@ class AutoResult:
             "failures": {name: error.as_json() for name, error in self.report.failures.items()},
             "notes": self.notes,
         }
+
+    def _repr_html_(self) -> str:
+        return html_of(self.recommendation)
 
 
 def auto(
