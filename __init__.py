@@ -11,6 +11,7 @@ Every verb of the command line is a function here; importing this module loads n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .building.build import build, refit, reproduce
     from .building.deploy import TritonOptions, package_ep_context, package_triton
     from .calibration.ranges import Ranges
+    from .calibration.ranges_file import load_ranges
     from .compiler.export import export
     from .compiler.quantize.calibrate import calibrate
     from .compiler.quantize.quantize import quantize
@@ -47,7 +49,8 @@ if TYPE_CHECKING:
 _HOME = {
     "Artifact": "core.artifact", "Manifest": "core.artifact", "load_artifact": "core.artifact",
     "benchmark": "bench.benchmark", "gate": "bench.gate.gate", "diff": "bench.diff.diff",
-    "report": "bench.report", "Ranges": "calibration.ranges", "calibrate": "compiler.quantize.calibrate",
+    "report": "bench.report", "Ranges": "calibration.ranges", "load_ranges": "calibration.ranges_file",
+    "calibrate": "compiler.quantize.calibrate",
     "connect": "pipeline.cluster.connection", "export": "compiler.export",
     "quantize": "compiler.quantize.quantize", "simplify": "compiler.simplify.simplify",
     "build": "building.build", "inspect": "bench.report.inspection", "refit": "building.build",
@@ -62,7 +65,7 @@ _HOME = {
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
     "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
-    "inspect", "load", "load_artifact", "package_ep_context", "package_triton", "quantize",
+    "inspect", "load", "load_artifact", "load_ranges", "package_ep_context", "package_triton", "quantize",
     "read_recipe", "refit", "report", "reproduce", "run", "run_untrusted", "simplify", "tune",
 ]  # fmt: skip
 
@@ -72,7 +75,11 @@ def __getattr__(name: str) -> object:
         return import_module(".compiler.quantize.qat.train", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'qcompile' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if isinstance(value, type):
+        return value
+    public: Callable[..., object] = import_module(".core.public", __name__).public
+    return public(name, value)
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.files import check_output, temporary_folder
 from ..core.processes.arrays import save_arrays
 from ..core.progress import Progress, silent
+from ..data.memory import public_spelling
 from ..engines import gpu as gpus
 from ..errors import EngineUnavailable
 from ..model.sessions.session import usable_cores
@@ -173,6 +174,7 @@ def _settings(spec: BenchSpec, about: Mapping[str, Any], **measured: Any) -> dic
     """Return the settings for the results file: options with the values used, then `about`."""
     options = {option.name: getattr(spec, option.name) for option in fields_of(BenchOptions)}
     values = {"evaluation": spec.evaluation, **options, **measured}
+    values |= {name: values[name] and public_spelling(values[name]) for name in ("data", "evaluation")}
     names = [*_ORDER, *(name for name in options if name not in (*_ORDER, *_NOT_IN_SETTINGS))]
     return {n: list(values[n]) if isinstance(values[n], tuple) else values[n] for n in names} | {**about}
 

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from ..core.notebook import Plot, html_of, plot_of
 from ..errors import CalibrationError
 from .histogram import Histogram
 from .thresholds import Method, amax, limits
@@ -88,6 +89,13 @@ class Ranges:
     def data(self) -> str:
         """Digests and parts of the observed data, as one text."""
         return ", ".join(f"{digest}{portion}" for digest, portion in sorted(self.portions.items()))
+
+    def plot(self, top: int = 12) -> Plot:
+        """Return a picture of the `top` worst tensors: histograms with the thresholds of every method."""
+        return plot_of(self, top=top)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def require_model(self, path: Path, fingerprint: str) -> None:
         """Raise CalibrationError, which names the file, if the ranges were observed on another model."""

@@ -58,9 +58,17 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
     path.write_bytes(_file_content(msgspec.to_builtins(header), observed))
 
 
-def load_ranges(path: Path) -> Ranges:
-    """Read a ranges file."""
-    checked_input(path, what="ranges file")
+def load_ranges(path: str | Path) -> Ranges:
+    """Read a ranges file.
+
+    Args:
+        path: File that `calibrate` or `ranges merge` wrote.
+
+    Raises:
+        CalibrationError: If it is no ranges file.
+        ArtifactError: If it was changed after it was written.
+    """
+    path = checked_input(Path(path), what="ranges file")
     message, hint = f"{path}: not a ranges file, or cut off", "make it with qcompile calibrate"
     with translate_errors(message, CalibrationError, errors=_DAMAGE_ERRORS, hint=hint, file=path):
         header, counts = _read(path)

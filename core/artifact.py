@@ -24,6 +24,7 @@ from ..spec.tensors import ModelIO
 from ..spec.words import CPU_TARGETS, ISAS, Isa
 from ..version import tool_versions as tool_versions  # for the field `tools` of manifests
 from .files import digest_files, manifest_path, read_json, require_file, side_files, write_json
+from .notebook import html_of
 from .processor import isa_here, isa_of, overflows, why_not_exact
 
 SCHEMA_VERSION = 1
@@ -249,6 +250,9 @@ class Artifact:
 
     path: Path
     manifest: Manifest
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
 
 def commit(written: Path, manifest: Manifest) -> Manifest:

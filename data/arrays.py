@@ -27,6 +27,8 @@ from ..spec.tensors import TensorInfo
 from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs, take_labels
 
 Arrays = dict[str, NDArray[Any]]
+POSITION = "arr_"
+"""Prefix of the names of arrays without names, in the order of the inputs, as `numpy.savez` writes them."""
 
 
 def load_arrays(path: Path) -> Arrays:
@@ -226,7 +228,7 @@ def _is_one_batch(path: Path, kind: str, inputs: Sequence[TensorInfo]) -> bool:
     """Return whether an .npz is one batch: its first axes differ in file and model, e.g. for a graph."""
     if kind != "npz" or len({tensor.shape[:1] for tensor in inputs}) < 2:
         return False
-    shapes = read_shapes(path)
+    shapes = _by_position(read_shapes(path), inputs)
     return len({shapes[tensor.name][:1] for tensor in inputs if tensor.name in shapes}) > 1
 
 
@@ -246,13 +248,14 @@ class _Files(_Stored):
 
         def load(number: int) -> Batch:
             file = files[number]
-            arrays = load_arrays(file)
+            arrays = _key_by_input(file, load_arrays(file), inputs)
             labels = take_labels(arrays, inputs)
-            arrays = _key_by_input(file, arrays, inputs)
             feeds = {  # a file holds a batch, or one sample without the first axis
                 name: arrays[name][None] if arrays[name].ndim == rank - 1 else arrays[name]
                 for name, rank in ranks.items()
             }
+            if labels is not None and any(feeds[name].ndim > arrays[name].ndim for name in feeds):
+                labels = labels[None]
             return Batch(feeds, labels, "/".join(dict.fromkeys((path.name, file.name))))
 
         super().__init__([shapes(file) for file in files], load)
@@ -327,5 +330,15 @@ def _key_by_input(path: Path, values: dict[str, Any], inputs: Sequence[TensorInf
                 hint="save .npz files keyed by input name",
             )
         values = {inputs[0].name: next(iter(values.values()))}
+    values = _by_position(values, inputs)
     require_inputs(values, inputs, str(path))
     return values
+
+
+def _by_position(values: dict[str, Any], inputs: Sequence[TensorInfo]) -> dict[str, Any]:
+    """Return values without names by input name, in the order of the inputs; labels may follow."""
+    names = [*(tensor.name for tensor in inputs), LABELS]
+    positions = [f"{POSITION}{number}" for number in range(len(values))]
+    if len(names) - len(values) not in (0, 1) or {*positions} != {*values} or POSITION + "0" in names:
+        return values
+    return {name: values[position] for position, name in zip(positions, names, strict=False)}

@@ -20,14 +20,10 @@ from ..errors import DataError, InvalidOption
 from ..model.sources.source import Source, digest_source, parse_source
 from ..spec.tensors import Feeds, TensorInfo, check_feeds, samples_in
 from .kinds import ARRAYS, find_kind, open_set
-from .readers import Batch, Reader, SampleSet, digest_texts, read_function
+from .readers import MOST_READ, Batch, Reader, SampleSet, digest_texts, read_function
 from .spelling import FUNCTION, PARTS, Query, Spelling, parse_spelling, read_query
 
 DEFAULT_BATCH = 8
-
-
-MOST_READ = 2048
-"""Most samples that `spread` reads from a function, which may be infinite."""
 
 Item = TypeVar("Item")
 

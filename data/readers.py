@@ -217,6 +217,8 @@ def require_package(module: str, package: str, use: str, *, extra: str = "data")
     import_package(module, f"{package} {use}, and cannot be imported", extra=extra, engine=package)
 
 
+MOST_READ = 2048
+"""Most samples that are read from an iterable, which may be infinite, to spread a draw over it."""
 MANY = 10_000
 """Number of samples that triggers a warning about a function of unknown length without a limit."""
 
@@ -247,10 +249,17 @@ def read_function(
                 sample=index,
             ) from error
         batch = _as_batch(item, inputs, f"{source.function} batch {index}")
-        if samples < MANY <= (samples := samples + batch.samples) and is_unlimited:
-            words = "%s: %d samples so far; if it has no end, limit it by `samples` or itertools.islice"
-            logging.getLogger(__name__).warning(words, source.spec, samples)
+        if is_unlimited:
+            warn_of_many(source.spec, samples, samples + batch.samples)
+        samples += batch.samples
         yield batch
+
+
+def warn_of_many(name: str, before: int, samples: int) -> None:
+    """Warn when the number of samples rises to `MANY`: the data may have no end."""
+    if before < MANY <= samples:
+        words = "%s: %d samples so far; if it has no end, limit it by `samples` or itertools.islice"
+        logging.getLogger(__name__).warning(words, name, samples)
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
@@ -258,12 +267,12 @@ def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
         item, paired_labels = item
     if isinstance(item, Mapping):
-        arrays = {str(name): _copy_array(value, where) for name, value in item.items()}
+        arrays = {str(name): copy_array(value, where) for name, value in item.items()}
         labels = take_labels(arrays, inputs)
         require_inputs(arrays, inputs, where)
-        return Batch(arrays, labels if paired_labels is None else _copy_array(paired_labels, where), where)
+        return Batch(arrays, labels if paired_labels is None else copy_array(paired_labels, where), where)
     names = [tensor.name for tensor in inputs]
-    values = [_copy_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
+    values = [copy_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
     if len(values) - len(names) not in (0, 1):
         raise DataError(
             f"{where}: {len(values)} arrays; the model takes {len(names)} ({', '.join(names)}), "
@@ -289,7 +298,7 @@ def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: 
         )
 
 
-def _copy_array(value: Any, where: str) -> NDArray[Any]:
+def copy_array(value: Any, where: str) -> NDArray[Any]:
     """Return the value as a new array: a loader may reuse its memory for the next batch."""
     kind, hint = type(value).__name__, "yield a dict of arrays, a tuple of arrays, or (inputs, labels)"
     with translate_errors(f"{where}: holds a {kind} that is no array", DataError, hint=hint):
@@ -297,7 +306,10 @@ def _copy_array(value: Any, where: str) -> NDArray[Any]:
             value = value.detach().cpu().numpy()
         if not isinstance(value, np.ndarray | np.generic | int | float | list):
             raise DataError(f"{where}: holds {kind}; arrays or tensors are required", hint=hint)
-        return copy.deepcopy(np.asarray(value))
+        array = copy.deepcopy(np.asarray(value))
+        if array.dtype.hasobject:
+            raise DataError(f"{where}: holds Python objects; arrays of numbers are required", hint=hint)
+        return array
 
 
 def list_files(root: Path) -> Iterator[str]:

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 from ..bench.report.recommendation import Recommendation, recommend
 from ..core.artifact import read_manifest
 from ..core.files import digest_files, write_json, write_text
+from ..core.notebook import html_of
 from ..core.processor import isa_here
 from ..core.progress import Progress, silent
+from ..data.memory import with_samples_beside
 from ..errors import InvalidOption, QCompileError
 from ..model.sources.source import parse_source
 from ..spec.decode import key as options_key
@@ -82,6 +84,9 @@ class AutoResult:
             "notes": self.notes,
         }
 
+    def _repr_html_(self) -> str:
+        return html_of(self.recommendation)
+
 
 def auto(
     model: str,
@@ -117,6 +122,7 @@ def auto(
             hint="give `data`, or `evaluation` and `calibration`",
             option="data",
         )
+    spec = with_samples_beside(spec, folder_of(model, spec.output))
     steps = _Auto(model, spec, executor, progress, listener)
     steps.init()
     report = steps.run()

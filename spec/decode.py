@@ -11,6 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -34,6 +35,8 @@ _NAMES = {
     "str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false",
     "array": "a list", "object": "a table", "list": "a list", "dict": "a table",
 }  # fmt: skip
+_SAMPLES = ".data.memory"
+"""Module that writes samples in memory to files."""
 _LARGEST = 2**31 - 1
 """Largest whole number of an option: runtimes take them as 32 bits."""
 _LONGEST = 200
@@ -168,7 +171,13 @@ def read_shapes(spec: object, name: str) -> dict[str, tuple[int, ...]]:
 
 
 def paired(option: Option, value: object) -> object:
-    """Return a mapping as a list of typed pairs, such as "x:1x3x224x224"; another value unchanged."""
+    """Return a mapping as a list of typed pairs, such as "x:1x3x224x224", and samples in memory as a file.
+
+    Another value is unchanged.
+    """
+    if option.takes_data and value is not None and not isinstance(value, str):
+        memory = import_module(_SAMPLES, __package__.partition(".")[0])
+        return memory.stored_option(value, option)
     if not (option.spelling.pairs and isinstance(value, Mapping)):
         return value
     return [f"{name}{option.spelling.pairs}{_format_value(half)}" for name, half in value.items()]

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from .tensorrt import TensorRTOptions
+from .tensors import Dataset
 
 class AutoKeywords(TypedDict, total=False):
     """Options of `auto`, by name."""
 
     max_drop: float
     """Largest drop in accuracy, in points, or in the metric's own unit."""
-    data: str
+    data: Dataset
     """Samples for calibration and for accuracy; one set is divided between the two if possible."""
-    calibration: str
+    calibration: Dataset
     """Samples to calibrate on; default: those of --data."""
-    evaluation: str
+    evaluation: Dataset
     """Labelled samples for accuracy; default: those of --data."""
     inputs: Sequence[str]
     """Input of a MODEL that declares none."""
@@ -85,9 +86,9 @@ class BenchKeywords(TypedDict, total=False):
     """Time without an answer after which a worker counts as failed, in seconds."""
     output: str | Path | None
     """Results file to write, such as results.json."""
-    data: str | None
+    data: Dataset | None
     """Samples; the first batch is timed instead of random input."""
-    evaluation: str | None
+    evaluation: Dataset | None
     """Labelled samples for accuracy and output difference."""
     inputs: Sequence[str]
     """Input that no artifact declares."""
@@ -157,7 +158,7 @@ class BuildKeywords(TypedDict, total=False):
     """Input of a PyTorch MODEL."""
     threads: int
     """Threads of a CPU runtime; 0 means the runtime's default."""
-    data: str | None
+    data: Dataset | None
     """Samples for the INT8 accuracy check, the artifact check and the calibrator."""
     calibration_cache: str | Path | None
     """File for the scales that TensorRT's calibrator computes."""
@@ -196,7 +197,7 @@ class ConnectKeywords(TypedDict, total=False):
 class DiffKeywords(TypedDict, total=False):
     """Options of `diff`, by name."""
 
-    data: str | None
+    data: Dataset | None
     """Samples to compare on, instead of random input."""
     samples: int | None
     """Largest number of samples; default: 64, spread over all (all for --metric), or 8 with --layers."""
@@ -253,7 +254,7 @@ class ExportKeywords(TypedDict, total=False):
     """Python interpreter that has TensorFlow, for a TensorFlow MODEL."""
     target: Literal["onnxruntime", "openvino", "tensorrt"] | None
     """Runtime of the Q/DQ nodes of a model trained with fake quantization."""
-    data: str | None
+    data: Dataset | None
     """Samples to trace with and to compare outputs on, instead of random input. Functions and arrays also
     define undeclared inputs; axes that vary are dynamic."""
 
@@ -274,9 +275,9 @@ class GateKeywords(TypedDict, total=False):
     """Fail also if nothing could be decided, or an artifact cannot run here."""
     skip_identical: bool
     """Pass files that are the same byte for byte without measuring them."""
-    data: str | None
+    data: Dataset | None
     """Samples to time and compare outputs on, instead of random input."""
-    evaluation: str | None
+    evaluation: Dataset | None
     """Labelled samples for accuracy and output difference."""
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
@@ -301,11 +302,11 @@ class GateKeywords(TypedDict, total=False):
 class InitKeywords(TypedDict, total=False):
     """Options of `init`, by name."""
 
-    data: str
+    data: Dataset
     """Samples for calibration and for accuracy; one set is divided between the two if possible."""
-    calibration: str
+    calibration: Dataset
     """Samples to calibrate on; default: those of --data."""
-    evaluation: str
+    evaluation: Dataset
     """Labelled samples for accuracy; default: those of --data."""
     inputs: Sequence[str]
     """Input of a MODEL that declares none."""
@@ -345,7 +346,7 @@ class InspectKeywords(TypedDict, total=False):
 class LayerDiffKeywords(TypedDict, total=False):
     """Options of `layer_diff`, by name."""
 
-    data: str | None
+    data: Dataset | None
     """Samples to compare on, instead of random input."""
     samples: int | None
     """Largest number of samples; default: 64, spread over all (all for --metric), or 8 with --layers."""
@@ -475,7 +476,7 @@ class QuantizeKeywords(TypedDict, total=False):
     max_damage: float | None
     """Leave the most sensitive layers of static INT8 in floating point until the outputs on the data reach
     this signal-to-noise ratio."""
-    data: str | None
+    data: Dataset | None
     """Samples to measure output errors on and to fit corrections to."""
 
 class ReportKeywords(TypedDict, total=False):
@@ -556,7 +557,7 @@ class ReproduceKeywords(TypedDict, total=False):
     """Input of a PyTorch MODEL."""
     threads: int
     """Threads of a CPU runtime; 0 means the runtime's default."""
-    data: str | None
+    data: Dataset | None
     """Samples for the INT8 accuracy check, the artifact check and the calibrator."""
     calibration_cache: str | Path | None
     """File for the scales that TensorRT's calibrator computes."""
@@ -578,7 +579,7 @@ class RunKeywords(TypedDict, total=False):
 class SimplifyKeywords(TypedDict, total=False):
     """Options of `simplify`, by name."""
 
-    data: str | None
+    data: Dataset | None
     """Samples to check the outputs on, instead of random input."""
 
 class SweepKeywords(TypedDict, total=False):
@@ -598,7 +599,7 @@ class TuneKeywords(TypedDict, total=False):
 
     max_drop: float
     """Largest drop in accuracy, in points, or in the metric's own unit."""
-    calibration: str | None
+    calibration: Dataset | None
     """Samples to calibrate on; default: those of --data."""
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],

@@ -122,6 +122,10 @@ class Option:
         return self.default is msgspec.NODEFAULT
 
     @property
+    def takes_data(self) -> bool:
+        return self.spelling.metavar == "DATA" or self.spelling.names == "data"
+
+    @property
     def flag(self) -> str:
         return self.spelling.flag or "--" + self.name.replace("_", "-")
 

@@ -18,9 +18,10 @@ extents may follow the name of an axis:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,6 +32,17 @@ Dim = int | str
 
 Feeds = dict[str, Any]
 """Input name to numpy array. Not typed as `NDArray`: reading shapes must not load numpy."""
+
+
+class Rows(Protocol):
+    """Samples by number, as in a `Dataset` of PyTorch."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Dataset = str | Path | Mapping[str, Any] | Iterable[Any] | Callable[[], Any] | Rows
+"""DATA in Python: a spelling, arrays, samples, a generator function, a loader, or a data set."""
 
 _DTYPES = (
     "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32",

@@ -40,6 +40,8 @@ ALLOWED = {
 
 HIDDEN_ARROWS = {
     ("spec/engines.py", "engines"),  # the classes of the engines; model/graph/graph_rules.py loads them
+    ("core/notebook.py", "bench"),  # tables and pictures for Jupyter
+    ("spec/decode.py", "data"),  # samples in memory become files
     ("core/processes/untrusted.py", "__main__"),  # the command line, in a child process
     ("engines/reproducer.py", "bench"),  # the worker that runs a script
 }

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...core.notebook import html_of
 from ...core.processes.worker import Worker
 from ...core.progress import Progress, silent
 from ...data.batches import Data
@@ -71,6 +72,9 @@ class OutputComparison:
 
     def as_json(self) -> dict[str, Any]:
         return {"passed": bool(self), **asdict(self)}
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
 
 def diff(

@@ -45,16 +45,21 @@ Counts = dict[str, dict[str, int]]
 
 def latency_chart(subjects: Sequence[ReportedArtifact]) -> str:
     """Draw the latency distribution of each artifact; empty without quantiles."""
+    rows, scale, title = latency_tracks(subjects)
+    return "" if scale is None else _rows(rows, scale, title, "Distribution of latencies, the median first")
+
+
+def latency_tracks(subjects: Sequence[ReportedArtifact]) -> tuple[list[Row], Scale | None, str]:
+    """Return the rows of the latency distributions, their scale, and its title; no scale without rows."""
     with_quantiles = [(s, s.row.latency_quantiles_ms) for s in subjects if s.row.latency_quantiles_ms]
     if not with_quantiles:
-        return ""
+        return [], None, ""
     scale = Scale.over([end for _, values in with_quantiles for end in (values[1], values[99])])
     rows = [
         (str(s.number), s.name, f"{figure(v[50])} · p99 {figure(v[99])} ms", _violin(scale, s, v))
         for s, v in with_quantiles
     ]
-    title = f"latency of a call, ms{', logarithmic scale' if scale.kind == 'log' else ''}"
-    return _rows(rows, scale, title, "Distribution of latencies, the median first")
+    return rows, scale, f"latency of a call, ms{', logarithmic scale' if scale.kind == 'log' else ''}"
 
 
 def speedup_chart(subjects: Sequence[ReportedArtifact], baseline: str, intervals: str) -> str:

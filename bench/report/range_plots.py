@@ -70,6 +70,11 @@ def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) ->
     """Draw tensors, in the given order, to `path` (inside `files.writing`)."""
     if path.suffix != SUFFIX:
         raise InvalidOption(f"`plot` {path.name}: {SUFFIX} is required", option="plot")
+    path.write_text(ranges_picture(ranges, tensors), encoding="utf-8")
+
+
+def ranges_picture(ranges: Ranges, tensors: Sequence[TensorSummary]) -> str:
+    """Return an SVG picture of tensors, in the given order."""
     if not tensors:
         raise InvalidOption("`plot`: no tensor has values to draw", option="plot")
     columns = min(2, len(tensors))
@@ -88,7 +93,7 @@ def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) ->
             ((x + _PLOT[0], y + _PLOT[1], *_PLOT[2:]), histogram_plane(ranges, summary) + "".join(parts))
         )
     size = (columns * _PANEL[0], -(-len(tensors) // columns) * _PANEL[1])
-    path.write_text(svg.picture(panels, size), encoding="utf-8")
+    return svg.picture(panels, size)
 
 
 def histogram_plane(ranges: Ranges, summary: TensorSummary) -> str:

@@ -303,11 +303,21 @@ def save_csv(results: Results, path: Path) -> None:
     """Write one row per artifact; titles carry the units, and an empty cell was not measured."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    keys = " ".join(column.numbers for column in COLUMNS).split()
-    writer.writerow(map(_csv_column, keys))
-    for value in results.as_json()["artifacts"]:
-        writer.writerow(_csv_cell(value, *key.split(".")) for key in keys)
+    titles, rows = flat_rows(results)
+    writer.writerow(titles)
+    writer.writerows(map(_csv_cell, row) for row in rows)
     write_text(path, text.getvalue())
+
+
+def flat_rows(results: Results) -> tuple[list[str], list[list[Any]]]:
+    """Return the titles of all figures, and the figures of each artifact; None was not measured."""
+    keys = " ".join(column.numbers for column in COLUMNS).split()
+    split = [key.partition(".") for key in keys]
+    rows = [
+        [(value[group] or {}).get(part) if part else value[group] for group, _, part in split]
+        for value in results.as_json()["artifacts"]
+    ]
+    return [*map(_csv_column, keys)], rows
 
 
 def _csv_column(key: str) -> str:
@@ -317,9 +327,8 @@ def _csv_column(key: str) -> str:
     return "_".join(filter(None, (stem, part, "ms" if stem != group and part != "calls" else "")))
 
 
-def _csv_cell(value: Mapping[str, Any], group: str, part: str = "") -> Any:
+def _csv_cell(cell: Any) -> Any:
     """Return a cell; an apostrophe before a formula makes it text in a spreadsheet."""
-    cell = (value[group] or {}).get(part) if part else value[group]
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 

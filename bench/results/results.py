@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from ...core.figures import finite
 from ...core.files import require_file, write_json
+from ...core.notebook import Plot, frame_of, html_of, plot_of
 from ...errors import ArtifactError
 from .environment import machine_text
 from .row import Row, without_nulls
@@ -75,6 +76,21 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
     def confidence(self) -> float:
         """Level of the intervals of the speed-ups."""
         return float(self.settings.get("confidence", CONFIDENCE))
+
+    def plot(self) -> Plot:
+        """Return a picture: the latency distribution of each artifact."""
+        return plot_of(self)
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each artifact and the columns of the CSV file.
+
+        Raises:
+            EngineUnavailable: If pandas is not installed; the hint is the command that installs it.
+        """
+        return frame_of(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = finite(msgspec.to_builtins(self))

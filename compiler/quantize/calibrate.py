@@ -13,6 +13,7 @@ from ...core.artifact import Artifact, commit
 from ...core.files import check_output, writing
 from ...core.progress import Progress, silent
 from ...data.batches import Data
+from ...data.memory import stored
 from ...errors import CalibrationError
 from ...model.graph.graph_edits import store_constants
 from ...model.graph.graph_names import name_nodes
@@ -20,6 +21,7 @@ from ...model.graph.graph_rules import graph_rules
 from ...model.graph.onnx_file import Graph, copy_model, read_weightless
 from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec
+from ...spec.tensors import Dataset
 from ...spec.words import GRAPH_TARGETS, GraphTarget
 from ..opset.recurrent_products import recurrent_inputs
 from .int8.placement import place_nodes, scaled_tensors
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 def calibrate(
     model: str | Path,
-    data: str | Data,
+    data: Dataset | Data,
     output: str | Path,
     spec: CalibrateSpec | None = None,
     /,
@@ -54,7 +56,7 @@ def calibrate(
 
     Args:
         model: Float ONNX file.
-        data: Spelling of the samples, such as "images/" or "data.py:calibration".
+        data: Spelling of the samples, such as "images/" or "data.py:calibration", or samples in memory.
         output: Ranges file to write.
         spec: Targets, method and amount of calibration.
         checkpoint: Checkpoint file of an interrupted calibration; by default a file beside the output.
@@ -80,7 +82,8 @@ def calibrate(
     method, shard = parse_method(spec.method), parse_shard(spec.shard)
     check_output(output, is_model=False)
     if not isinstance(data, Data):
-        data = Data(str(data), weightless.io.inputs, batch_size=1, limit=spec.samples or None)
+        inputs, limit = weightless.io.inputs, spec.samples or None
+        data = Data(stored(data, inputs=inputs, limit=limit), inputs, batch_size=1, limit=limit)
     checkpoint = checkpoint or output.with_name(f".{output.name}.checkpoint")
     if not spec.resume:
         checkpoint.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from ...core.installation import install_hint
 from ...core.plain_text import plain, toml_table
 from ...core.processor import processor
 from ...core.progress import Progress, silent
+from ...data.memory import with_samples_beside
 from ...errors import EngineUnavailable, InvalidOption
 from ...model.sessions.session import usable_cores
 from ...model.sources.source import RANDOM, parse_source
@@ -210,6 +211,7 @@ def init(
             hint="give another name, or `force` to overwrite it",
             option="output",
         )
+    spec = with_samples_beside(spec, path.parent)
     command = command or ("qcompile", "init", model)
     facts = look_at_model(
         model, inputs=spec.inputs, weights=spec.weights, download=spec.download,

@@ -22,6 +22,7 @@ from ...core.installation import install_hint
 from ...core.plain_text import toml_table
 from ...core.processor import isa_here
 from ...core.progress import Progress, silent
+from ...data.memory import copied_beside, stored, with_samples_beside
 from ...data.spelling import parse_spelling
 from ...engines.registry import engine
 from ...errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
@@ -32,6 +33,7 @@ from ...model.sources.source import parse_source
 from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec
 from ...spec.recipes import TuneSpec
+from ...spec.tensors import Dataset
 from ...spec.words import CPU_TARGETS, FloatPrecision, Isa, Target
 from .trials import Trial, TrialExecutor, TrialMaker, TrialRunner, TrialSetting, slower_layers
 
@@ -95,7 +97,7 @@ def _damage(layer: LayerSensitivity) -> dict[str, Any]:
 
 def tune(
     model: str,
-    data: str,
+    data: Dataset,
     output: str | Path,
     spec: TuneSpec | None = None,
     /,
@@ -129,9 +131,10 @@ def tune(
     spec = spec_from_call(TuneSpec, spec, options)
     read_metric(spec.metric)  # raises for an invalid metric before the first file is written
     targets, method = _targets(spec.targets), spec.method or None
-    calibration = spec.calibration or data
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
+    data, spec = copied_beside(stored(data), folder), with_samples_beside(spec, folder)
+    calibration = spec.calibration or data
     source = parse_source(model)
     path = source.file if source.kind == "onnx" else folder / "model.onnx"
     if source.kind != "onnx":

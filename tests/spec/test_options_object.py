@@ -61,7 +61,7 @@ def commands(command: click.Command = group) -> Iterator[Verb]:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_verb_takes_one_object_or_its_fields_by_name(name: str) -> None:
-    parameters = inspect.signature(verb_of(name)).parameters.values()
+    parameters = inspect.signature(inspect.unwrap(verb_of(name))).parameters.values()
     objects = [one for one in parameters if one.kind is one.POSITIONAL_ONLY and one.default is None]
     assert objects[-1].name == "spec", "behind the subjects"
     assert any(one.kind is one.VAR_KEYWORD for one in parameters)

@@ -6,24 +6,12 @@
 from __future__ import annotations
 
 import textwrap
-import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 
-from qcompile.spec.artifacts import BuildSpec, QatSpec, QuantizeSpec, ReproduceSpec
-from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, ReportSpec, TritonSpec
-from qcompile.spec.measure import BenchSpec, DiffSpec, GateOptions, LayerDiffSpec
-from qcompile.spec.models import CalibrateSpec, ExportSpec, SimplifySpec
+from qcompile.spec import signatures
 from qcompile.spec.option import Option, fields_of
-from qcompile.spec.recipes import (
-    AutoSpec,
-    ConnectionOptions,
-    InitSpec,
-    RunSpec,
-    SweepSpec,
-    TuneSpec,
-)
+from qcompile.spec.signatures import spec_of, type_text
 
 _HEAD = '''\
 """Keyword arguments of the verbs, for type checkers alone. Written by `make reference` from spec/."""
@@ -34,19 +22,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from .tensorrt import TensorRTOptions'''
+from .tensorrt import TensorRTOptions
+from .tensors import Dataset'''
 
 
-SPECS: dict[str, type] = {
-    "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec, "calibrate": CalibrateSpec,
-    "connect": ConnectionOptions, "diff": DiffSpec, "doctor": DoctorCommand,
-    "export": ExportSpec, "gate": GateOptions, "init": InitSpec, "inspect": InspectSpec,
-    "layer_diff": LayerDiffSpec, "load": LoadSpec, "package_ep_context": EpContextSpec,
-    "package_triton": TritonSpec, "qat": QatSpec,
-    "quantize": QuantizeSpec, "report": ReportSpec, "reproduce": ReproduceSpec, "run": RunSpec,
-    "simplify": SimplifySpec, "sweep": SweepSpec, "tune": TuneSpec,
-}  # fmt: skip
-"""Verb of the Python interface to the spec whose fields are its keywords."""
+SPECS: dict[str, type] = {verb: spec_of(verb) for verb in signatures.SPECS}
 PARAMETERS = {"export": {"inputs", "preprocessing"}, "quantize": {"ranges"}}
 """Fields that are parameters of their own, as they may be in memory."""
 
@@ -76,36 +56,5 @@ def _keywords(name: str, function: str, options: typing.Iterable[Option]) -> Ite
     yield from ("", f"class {name}(TypedDict, total=False):")
     yield from (f'    """Options of `{function}`, by name."""', "")
     for one in options:
-        yield f"    {one.name}: {_kind(one)}"
+        yield f"    {one.name}: {type_text(one)}"
         yield textwrap.indent(textwrap.fill(f'"""{one.sentence}"""', 104), "    ")
-
-
-def _kind(one: Option) -> str:
-    """The types that Python may give an option in."""
-    if one.table is not None:
-        return f"{one.table.__name__} | Mapping[str, object]"
-    (hint,) = [kind for kind in _alternatives(_plain(one.annotation)) if kind is not types.NoneType]
-    if one.repeated:
-        item = _plain(typing.get_args(hint)[0])
-        return (
-            f"Sequence[{_named(item)}] | Mapping[str, object]"
-            if one.spelling.pairs
-            else f"Sequence[{_named(item)}]"
-        )
-    return f"{_named(hint)} | None" if one.optional else _named(hint)
-
-
-def _plain(hint: object) -> object:
-    return _plain(typing.get_args(hint)[0]) if typing.get_origin(hint) is typing.Annotated else hint
-
-
-def _alternatives(hint: object) -> tuple[object, ...]:
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return tuple(map(_plain, typing.get_args(hint))) if union else (hint,)
-
-
-def _named(hint: object) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return f"Literal[{', '.join(f'{value!r}' for value in typing.get_args(hint))}]".replace("'", '"')
-    assert isinstance(hint, type), hint
-    return "str | Path" if hint is Path else hint.__name__

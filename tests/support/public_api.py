@@ -40,7 +40,7 @@ def parameters(name: str, what: Any) -> dict[str, str]:
     `**options` of a spec are listed one by one.
     """
     found = {}
-    for one in inspect.signature(what).parameters.values():
+    for one in inspect.signature(inspect.unwrap(what)).parameters.values():
         if one.kind is one.VAR_KEYWORD and name in SPECS:
             found |= {word: "optional by name" for word in keyword_names(name) if word not in found}
         elif one.kind is not one.VAR_KEYWORD:
