@@ -62,7 +62,7 @@ def _shorter_path(path: Path) -> str:
 )
 def init(session: Session, options: InitCommand) -> None:
     from ..pipeline.propose.init import init as write_recipe
-    from ..pipeline.recipe.trust import needs_trust
+    from ..pipeline.recipe.trust import places_outside
 
     proposal = write_recipe(
         options.model, options.output, options, command=("qcompile", *sys.argv[1:]), progress=session.progress
@@ -77,7 +77,7 @@ def init(session: Session, options: InitCommand) -> None:
             session.note(f"left out: {reason}")
     session.warn(proposal.notes)
     session.say(f"recipe: {proposal.path}")
-    session.say(f"  qcompile run {proposal.path}{' --trust' if needs_trust(proposal.recipe) else ''}")
+    session.say(f"  qcompile run {proposal.path}{' --trust' if places_outside(proposal.recipe) else ''}")
 
 
 _LAYERS_SHOWN = 10

@@ -35,10 +35,12 @@ from .propose.init import init
 from .propose.model_facts import plain_name
 from .recipe.published import RESULTS, SIMPLIFIED
 from .recipe.recipe import Recipe, read_recipe
+from .recipe.trust import places_outside
 from .run import RunReport, StageListener, run
+from .stages.bench_stages import metric_of
 from .stages.stage import Executor
 from .stages.stages import data_of, located
-from .stages.store import FOLDER
+from .stages.store import AUTO_STATE, read_auto_state
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
 RECIPE = "recipe.toml"
 TUNED = "tuned-int8"
 """Name of the artifact that `tune` adds."""
-_STATE = "auto.json"
 _MAX_TIME_S = 20.0  # limit of each measurement in the search; `run` applies the recipe's limit
 
 
@@ -172,7 +173,9 @@ class _Auto:
             need = init_result.need
             if need is not None:
                 self.progress(need.text)
-            self._save({"request": request, "too_few": need.text if need and need.is_met is False else ""})
+            too_few = need.text if need and need.is_met is False else ""
+            trusted = places_outside(init_result.recipe)  # the user typed all its names
+            self._save({"request": request, "too_few": too_few, "trusted": trusted})
         if too_few := self._state().get("too_few"):
             self.notes.append(too_few)
         self._note("init", "skipped" if recipe_exists else "done", start)
@@ -224,13 +227,14 @@ class _Auto:
         bench, folder, isa = recipe.bench, self.folder / "tuned", _isa(recipe)
         progress = self._progress_of("tune")
         assert bench is not None, "only measured recipes are tuned"
+        function = metric_of(recipe)
         try:
             tuned = tune(
                 str(model),
                 str(located(recipe, recipe.data.evaluation)),
                 folder,
                 max_drop=self.spec.max_drop,
-                metric=bench.metric,
+                metric=function.absolute if function else bench.metric,
                 calibration=located(recipe, recipe.data.calibration),
                 targets=targets,
                 method=recipe.calibrate.method,
@@ -257,20 +261,13 @@ class _Auto:
     def _progress_of(self, step: str) -> Progress:
         return lambda text, *counts: self.progress(f"{step}: {text}", *counts)
 
-    @property
-    def _state_file(self) -> Path:
-        return self.folder / "out" / FOLDER / _STATE
-
     def _state(self) -> dict[str, Any]:
-        try:
-            state: dict[str, Any] = json.loads(self._state_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # first call, or the process was killed while writing
-            return {}
-        return state if isinstance(state, dict) else {}
+        return read_auto_state(self.folder)
 
     def _save(self, state: dict[str, Any]) -> None:
-        self._state_file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._state_file, state)
+        path = self.folder / AUTO_STATE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, state)
 
     def _note(self, stage: str, state: str, start: float) -> None:
         self.stages[stage] = state

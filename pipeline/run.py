@@ -27,7 +27,7 @@ from .recipe.recipe import Recipe, read_recipe, recipe_source, wrong_key
 from .recipe.trust import check_trust
 from .stages.graph import BUILD, KINDS, ThisProcess, kind_of, run_tasks, stages_of
 from .stages.stage import SOURCE, Executor, Stage, StageFile, expand_cluster_artifacts
-from .stages.store import Store
+from .stages.store import Store, read_auto_state
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -163,7 +163,9 @@ def prepared(
     if recipe.sweep is not None:
         problem = "is a matrix of recipes; a recipe without it is required"
         raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
-    recipe = check_trust(recipe, trust=spec.trust, output=spec.output, typed=typed)
+    trusted = read_auto_state(recipe.folder).get("trusted")
+    granted = trusted if isinstance(trusted, list) else ()
+    recipe = check_trust(recipe, trust=spec.trust, output=spec.output, typed=typed, granted=granted)
     recipe = expand_cluster_artifacts(recipe, kinds)
     folder = spec.output or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)

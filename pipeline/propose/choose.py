@@ -32,7 +32,7 @@ from ...model.sources.source import parse_source
 from ...spec.engines import rows
 from ...spec.recipes import InitSpec
 from ...spec.tensors import TensorInfo, first_axes_differ, format_shape
-from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target
+from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target, is_user_metric
 from ..recipe.batches import DEFAULT_MAX
 from .model_facts import ModelFacts, relocate_source, shortest_path_text
 
@@ -336,12 +336,15 @@ def bench_lines(
     model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec
 ) -> list[Line]:
     """Return the lines of `[bench]`."""
+    is_function = is_user_metric(spec.metric)
+    folder = spec.output.parent
+    metric_text = relocate_source(parse_source(spec.metric), folder) if is_function else spec.metric
     lines: list[Line] = [("batch_size", *batch_size(model, data.samples, is_ragged=data.is_ragged))]
     if model.is_onnx:
         lines.append(("baseline", artifacts[0].name, "there is no PyTorch model to compare with"))
     if data.evaluation:
         is_auto = spec.metric == AUTO
-        metric = (data.metric, data.why_metric) if is_auto else (spec.metric, "as asked for")
+        metric = (data.metric, data.why_metric) if is_auto else (metric_text, "as asked for")
         lines.append(("metric", *metric))
         if spec.max_drop is not None:
             why = "the report recommends nothing that may lose more"
