@@ -297,7 +297,9 @@ class ProposalOptions(Checked):
         TargetNames, f"Runtime to build for: {', '.join(TARGETS)}; default: those installed."
     ] = ()
     gpus: Annotated[
-        Gpus, "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."
+        Gpus,
+        "Compute capability to build TensorRT-RTX engines for; default: the GPU here, or sm86 and sm89 for "
+        "--target tensorrt-rtx.",
     ] = ()
     metric: Annotated[
         str,
