@@ -85,11 +85,11 @@ _LAYERS_SHOWN = 10
 
 @verb(
     TuneCommand,
-    "qcompile tune model.onnx --data data.py:evaluation --max-drop 0.5 -o tuned",
+    "qcompile tune model.onnx --data evaluation.npz --calibration calibration.npz --max-drop 0.5 -o tuned",
     "qcompile tune model.py:build --data data.py:evaluation --calibration data.py:calibration "
     "--max-drop 0.5 --target openvino -o tuned",
-    "qcompile tune model.onnx --data data.npz --metric cosine --max-drop 0.1 -o tuned",
-    "qcompile tune model.onnx --data data.npz --max-drop 0.5 -o tuned --scheduler tls://head:8786",
+    "qcompile tune model.onnx --data 'data.npz?part=evaluation' --calibration 'data.npz?part=calibration' "
+    "--metric cosine --max-drop 0.1 -o tuned --scheduler tls://head:8786",
 )
 def tune(session: Session, options: TuneCommand) -> None:
     from ..bench.results.row import unit_of

@@ -25,6 +25,7 @@ from ..core.artifact import read_manifest
 from ..core.files import digest_files, write_json, write_text
 from ..core.processor import isa_here
 from ..core.progress import Progress, silent
+from ..data.batches import SAME_SAMPLES
 from ..errors import InvalidOption, QCompileError
 from ..model.sources.source import parse_source
 from ..spec.decode import key as options_key
@@ -125,6 +126,8 @@ def auto(
         report = steps.run()
     recipe = read_recipe(steps.recipe)
     exported = read_manifest(report.output / f"{recipe.name}.onnx")
+    if recipe.data.calibration and recipe.data.calibration == recipe.data.evaluation:
+        steps.notes.append(SAME_SAMPLES)
     steps.notes += exported.warnings if exported else ()  # e.g. random weights
     recommendation = recommend(report.output / RESULTS, budget=recipe.budget)
     artifact = report.artifacts.get(recommendation.artifact)
@@ -254,7 +257,7 @@ class _Auto:
         is_new_mix = tuned.best.precision == "int8" and not is_plain
         return {
             "lines": artifact_lines(tuned.best, TUNED, isa=isa) if is_new_mix else [],
-            "notes": [f"tune: {note}" for note in tuned.notes],
+            "notes": [f"tune: {note}" for note in tuned.notes if note != SAME_SAMPLES],
             "trials": sum(trial.precision == "int8" for trial in tuned.trials.values()),
         }
 

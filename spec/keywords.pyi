@@ -601,7 +601,7 @@ class TuneKeywords(TypedDict, total=False):
     max_drop: float
     """Largest drop in accuracy, in points, or in the metric's own unit."""
     calibration: str | None
-    """Samples to calibrate on; default: those of --data."""
+    """Samples to calibrate on, separate from those of --data, which are the default."""
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
     spearman, perplexity[:masked], kl, cosine, mse or file.py:function."""

@@ -256,7 +256,9 @@ class SweepCommand(SweepSpec, RunOptions):
 
 class TuneSpec(Checked):
     max_drop: MaxDrop
-    calibration: Annotated[Samples, "Samples to calibrate on; default: those of --data."] = None
+    calibration: Annotated[
+        Samples, "Samples to calibrate on, separate from those of --data, which are the default."
+    ] = None
     metric: MetricName = AUTO
     targets: Annotated[
         TargetNames, f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed."
