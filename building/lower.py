@@ -16,6 +16,7 @@ The graph is read once, edited in memory, and written once; the user's file does
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -35,9 +36,10 @@ from ..core.files import side_files, writing
 from ..core.processor import resolve_isa
 from ..core.progress import Progress, silent
 from ..data.batches import Data, Spread
-from ..errors import InvalidOption
+from ..errors import InvalidOption, QCompileError
 from ..model.graph.graph import graph_precision, weighted_nodes
 from ..model.graph.onnx_file import Graph, check_written, copy_model, read_graph
+from ..model.sources.source import parse_source
 from ..spec.artifacts import with_floats
 from ..spec.words import BLOCK_FORMATS, CALIBRATED, HALVES, WAY_OUT
 from .lowered import RECORD, LoweredGraph, half_chosen_by_engine, reasons_in
@@ -75,7 +77,7 @@ def lower(
 
     ranges_source = spec.ranges if ranges is None else ranges
     capabilities = capabilities_of(engine)
-    source = read_graph(Path(model)) if engine.takes == "onnx" else None
+    source = _read_onnx(model, engine) if engine.takes == "onnx" else None
     spec = _resolve_precision(source, spec, capabilities, has_ranges=ranges_source is not None)
     spec = with_floats(spec)
     engine.check(spec)
@@ -86,6 +88,19 @@ def lower(
         counts, _ = run_passes([STANDARD_FORMS], source, source, progress)
         lowering.counts |= {name: count for name, count in counts.items() if count}
         return lowering.run(path, output, keep=keep)
+
+
+def _read_onnx(model: str | Path, engine: Engine) -> Graph:
+    """Return the graph of an ONNX file; raise InvalidOption for another kind of MODEL."""
+    kind = "onnx"
+    with suppress(QCompileError):  # the file's reader reports other spellings
+        kind = parse_source(str(model)).kind
+    if kind == "onnx":
+        return read_graph(Path(model))
+    raise InvalidOption(
+        f"model {model}: no ONNX file; an ONNX file is required for {engine.name}",
+        hint=f"first: qcompile export {model} -o model.onnx; `run` and `auto` take any MODEL",
+    )
 
 
 def spread_samples(data: str | None, inputs: Sequence[TensorInfo], count: int = 16) -> Spread | None:

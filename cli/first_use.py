@@ -62,7 +62,7 @@ def _shorter_path(path: Path) -> str:
 )
 def init(session: Session, options: InitCommand) -> None:
     from ..pipeline.propose.init import init as write_recipe
-    from ..pipeline.recipe.trust import needs_trust
+    from ..pipeline.recipe.trust import places_outside
 
     proposal = write_recipe(
         options.model, options.output, options, command=("qcompile", *sys.argv[1:]), progress=session.progress
@@ -77,7 +77,7 @@ def init(session: Session, options: InitCommand) -> None:
             session.note(f"left out: {reason}")
     session.warn(proposal.notes)
     session.say(f"recipe: {proposal.path}")
-    session.say(f"  qcompile run {proposal.path}{' --trust' if needs_trust(proposal.recipe) else ''}")
+    session.say(f"  qcompile run {proposal.path}{' --trust' if places_outside(proposal.recipe) else ''}")
 
 
 _LAYERS_SHOWN = 10
@@ -85,11 +85,11 @@ _LAYERS_SHOWN = 10
 
 @verb(
     TuneCommand,
-    "qcompile tune model.onnx --data data.py:evaluation --max-drop 0.5 -o tuned",
+    "qcompile tune model.onnx --data evaluation.npz --calibration calibration.npz --max-drop 0.5 -o tuned",
     "qcompile tune model.py:build --data data.py:evaluation --calibration data.py:calibration "
     "--max-drop 0.5 --target openvino -o tuned",
-    "qcompile tune model.onnx --data data.npz --metric cosine --max-drop 0.1 -o tuned",
-    "qcompile tune model.onnx --data data.npz --max-drop 0.5 -o tuned --scheduler tls://head:8786",
+    "qcompile tune model.onnx --data 'data.npz?part=evaluation' --calibration 'data.npz?part=calibration' "
+    "--metric cosine --max-drop 0.1 -o tuned --scheduler tls://head:8786",
 )
 def tune(session: Session, options: TuneCommand) -> None:
     from ..bench.results.row import unit_of

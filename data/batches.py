@@ -24,6 +24,10 @@ from .readers import MOST_READ, Batch, Reader, SampleSet, digest_texts, read_fun
 from .spelling import FUNCTION, PARTS, Query, Spelling, parse_spelling, read_query
 
 DEFAULT_BATCH = 8
+SAME_SAMPLES = (
+    "calibration and evaluation use the same samples, so the drop on other samples may be larger: "
+    "give separate samples as `calibration`"
+)
 
 Item = TypeVar("Item")
 

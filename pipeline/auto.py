@@ -26,6 +26,7 @@ from ..core.files import digest_files, write_json, write_text
 from ..core.notebook import html_of
 from ..core.processor import isa_here
 from ..core.progress import Progress, silent
+from ..data.batches import SAME_SAMPLES
 from ..data.memory import with_samples_beside
 from ..errors import InvalidOption, QCompileError
 from ..model.sources.source import parse_source
@@ -37,10 +38,12 @@ from .propose.init import init
 from .propose.model_facts import plain_name
 from .recipe.published import RESULTS, SIMPLIFIED
 from .recipe.recipe import Recipe, read_recipe
+from .recipe.trust import places_outside
 from .run import RunReport, StageListener, run
+from .stages.bench_stages import metric_of
 from .stages.stage import Executor
 from .stages.stages import data_of, located
-from .stages.store import FOLDER
+from .stages.store import AUTO_STATE, read_auto_state
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,7 +53,6 @@ if TYPE_CHECKING:
 RECIPE = "recipe.toml"
 TUNED = "tuned-int8"
 """Name of the artifact that `tune` adds."""
-_STATE = "auto.json"
 _MAX_TIME_S = 20.0  # limit of each measurement in the search; `run` applies the recipe's limit
 
 
@@ -130,6 +132,8 @@ def auto(
         report = steps.run()
     recipe = read_recipe(steps.recipe)
     exported = read_manifest(report.output / f"{recipe.name}.onnx")
+    if recipe.data.calibration and recipe.data.calibration == recipe.data.evaluation:
+        steps.notes.append(SAME_SAMPLES)
     steps.notes += exported.warnings if exported else ()  # e.g. random weights
     recommendation = recommend(report.output / RESULTS, budget=recipe.budget)
     artifact = report.artifacts.get(recommendation.artifact)
@@ -178,9 +182,11 @@ class _Auto:
             need = init_result.need
             if need is not None:
                 self.progress(need.text)
-            self._save({"request": request, "too_few": need.text if need and need.is_met is False else ""})
-        if too_few := self._state().get("too_few"):
-            self.notes.append(too_few)
+            too_few = need.text if need and need.is_met is False else ""
+            trusted = places_outside(init_result.recipe)  # the user typed all its names
+            self._save({"request": request, "too_few": too_few, "trusted": trusted})
+        if shortage := self._state().get("too_few"):
+            self.notes.append(shortage)
         self._note("init", "skipped" if recipe_exists else "done", start)
 
     def run(self) -> RunReport:
@@ -230,13 +236,14 @@ class _Auto:
         bench, folder, isa = recipe.bench, self.folder / "tuned", _isa(recipe)
         progress = self._progress_of("tune")
         assert bench is not None, "only measured recipes are tuned"
+        function = metric_of(recipe)
         try:
             tuned = tune(
                 str(model),
                 str(located(recipe, recipe.data.evaluation)),
                 folder,
                 max_drop=self.spec.max_drop,
-                metric=bench.metric,
+                metric=function.absolute if function else bench.metric,
                 calibration=located(recipe, recipe.data.calibration),
                 targets=targets,
                 method=recipe.calibrate.method,
@@ -256,27 +263,20 @@ class _Auto:
         is_new_mix = tuned.best.precision == "int8" and not is_plain
         return {
             "lines": artifact_lines(tuned.best, TUNED, isa=isa) if is_new_mix else [],
-            "notes": [f"tune: {note}" for note in tuned.notes],
+            "notes": [f"tune: {note}" for note in tuned.notes if note != SAME_SAMPLES],
             "trials": sum(trial.precision == "int8" for trial in tuned.trials.values()),
         }
 
     def _progress_of(self, step: str) -> Progress:
         return lambda text, *counts: self.progress(f"{step}: {text}", *counts)
 
-    @property
-    def _state_file(self) -> Path:
-        return self.folder / "out" / FOLDER / _STATE
-
     def _state(self) -> dict[str, Any]:
-        try:
-            state: dict[str, Any] = json.loads(self._state_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # first call, or the process was killed while writing
-            return {}
-        return state if isinstance(state, dict) else {}
+        return read_auto_state(self.folder)
 
     def _save(self, state: dict[str, Any]) -> None:
-        self._state_file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._state_file, state)
+        path = self.folder / AUTO_STATE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, state)
 
     def _note(self, stage: str, state: str, start: float) -> None:
         self.stages[stage] = state

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.files import write_json
 from ..core.progress import Progress, silent
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.sources.archives import trust_files
@@ -25,9 +26,11 @@ from ..spec.recipes import RunSpec
 from .recipe.published import check_output
 from .recipe.recipe import Recipe, read_recipe, recipe_source, wrong_key
 from .recipe.trust import check_trust
+from .stages.bench_stages import check_metric, metric_key
 from .stages.graph import BUILD, KINDS, ThisProcess, kind_of, run_tasks, stages_of
 from .stages.stage import SOURCE, Executor, Stage, StageFile, expand_cluster_artifacts
-from .stages.store import Store
+from .stages.stages import model_of
+from .stages.store import Store, read_auto_state
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -136,6 +139,7 @@ def run(
     store = Store(folder, folder=shared)
     with store.locked(), trust_files(recipe.model.trust):
         visit = Visit(recipe, store, spec.again, executor, progress, listener, () if page else ("report",))
+        visit.checks_metric = isinstance(executor, ThisProcess)
         try:
             report = visit.drive()
         except QCompileError as error:  # add the earlier failures, because no table reports them
@@ -163,7 +167,9 @@ def prepared(
     if recipe.sweep is not None:
         problem = "is a matrix of recipes; a recipe without it is required"
         raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
-    recipe = check_trust(recipe, trust=spec.trust, output=spec.output, typed=typed)
+    trusted = read_auto_state(recipe.folder).get("trusted")
+    granted = trusted if isinstance(trusted, list) else ()
+    recipe = check_trust(recipe, trust=spec.trust, output=spec.output, typed=typed, granted=granted)
     recipe = expand_cluster_artifacts(recipe, kinds)
     folder = spec.output or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
@@ -174,7 +180,8 @@ def prepared(
 class Visit:
     """One walk over all stages: the file of each stage is an input of the next; artifacts run independently.
 
-    Stages of `skip_kinds` are skipped. `outputs` maps kind and artifact to the file of a finished stage.
+    Stages of `skip_kinds` are skipped. With `checks_metric`, the float model's first outputs are scored.
+    `outputs` maps kind and artifact to the file of a finished stage.
     """
 
     recipe: Recipe
@@ -184,6 +191,7 @@ class Visit:
     progress: Progress = silent
     listener: StageListener | None = None
     skip_kinds: Collection[str] = ()
+    checks_metric: bool = False
     outputs: dict[tuple[str, str], StageFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -209,6 +217,8 @@ class Visit:
             errors = run_tasks(
                 self.executor, [functools.partial(self._run_branch, branch) for branch in branches]
             )
+            if branches and branches[0][0].kind == model_of(self.recipe)["model"]:
+                self._check_metric(self.outputs[branches[0][0].kind, ""])
             for branch, error in zip(branches, errors, strict=True):
                 name = branch[0].artifact
                 if error is not None:
@@ -217,6 +227,17 @@ class Visit:
                     self.report.artifacts[name] = self.store.output / artifact.path.name
                     self.report.digests[name] = artifact.digest
         return self.report
+
+    def _check_metric(self, model: StageFile) -> None:
+        """Refuse a metric that does not fit the model's outputs or the labels, before the longer stages."""
+        if not (self.checks_metric and self.recipe.bench and self.recipe.data.evaluation):
+            return
+
+        def check(folder: Path) -> None:
+            self.progress("check the metric on the first samples")
+            write_json(folder / "metric.json", check_metric(self.recipe, model.path))
+
+        self.store.run("metric", metric_key(self.recipe, model), check, publish=False)
 
     def file_of(self, stage: Stage) -> StageFile:
         """Return the file of a stage; carry the stage out if it is not done."""

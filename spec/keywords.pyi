@@ -31,7 +31,8 @@ class AutoKeywords(TypedDict, total=False):
     """Runtime to build for: onnxruntime, openvino, tensorrt-rtx, tensorrt, torchscript; default: those
     installed."""
     gpus: Sequence[str]
-    """Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."""
+    """Compute capability to build TensorRT-RTX engines for; default: the GPU here, or sm86 and sm89 for
+    --target tensorrt-rtx."""
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
     spearman, perplexity[:masked], kl, cosine, mse or file.py:function; auto chooses by the task and the
@@ -319,7 +320,8 @@ class InitKeywords(TypedDict, total=False):
     """Runtime to build for: onnxruntime, openvino, tensorrt-rtx, tensorrt, torchscript; default: those
     installed."""
     gpus: Sequence[str]
-    """Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."""
+    """Compute capability to build TensorRT-RTX engines for; default: the GPU here, or sm86 and sm89 for
+    --target tensorrt-rtx."""
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
     spearman, perplexity[:masked], kl, cosine, mse or file.py:function; auto chooses by the task and the
@@ -600,7 +602,7 @@ class TuneKeywords(TypedDict, total=False):
     max_drop: float
     """Largest drop in accuracy, in points, or in the metric's own unit."""
     calibration: Dataset | None
-    """Samples to calibrate on; default: those of --data."""
+    """Samples to calibrate on, separate from those of --data, which are the default."""
     metric: str
     """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
     spearman, perplexity[:masked], kl, cosine, mse or file.py:function."""

@@ -256,7 +256,9 @@ class SweepCommand(SweepSpec, RunOptions):
 
 class TuneSpec(Checked):
     max_drop: MaxDrop
-    calibration: Annotated[Samples, "Samples to calibrate on; default: those of --data."] = None
+    calibration: Annotated[
+        Samples, "Samples to calibrate on, separate from those of --data, which are the default."
+    ] = None
     metric: MetricName = AUTO
     targets: Annotated[
         TargetNames, f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed."
@@ -297,7 +299,9 @@ class ProposalOptions(Checked):
         TargetNames, f"Runtime to build for: {', '.join(TARGETS)}; default: those installed."
     ] = ()
     gpus: Annotated[
-        Gpus, "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."
+        Gpus,
+        "Compute capability to build TensorRT-RTX engines for; default: the GPU here, or sm86 and sm89 for "
+        "--target tensorrt-rtx.",
     ] = ()
     metric: Annotated[
         str,

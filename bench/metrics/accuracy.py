@@ -8,7 +8,7 @@ All workers run one batch before the next one is read, so memory does not grow w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -240,9 +240,13 @@ def truth_of(batch: Batch, metric: Metric, data: str) -> Truth:
 
 def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> Metric:
     """Score the baseline's first batch to raise errors early; return the metric, for `auto` its choice."""
-    batch = next(iter(Data(data, io.inputs)))
+    return check_batch(partial(_infer, worker), next(iter(Data(data, io.inputs))), metric, data)
+
+
+def check_batch(infer: Callable[[Feeds], Outputs], batch: Batch, metric: Metric, data: str) -> Metric:
+    """Score a batch of `data`; return the metric, for `auto` its choice."""
     truth = truth_of(batch, metric, data)
-    outputs = _infer(worker, batch.feeds)
+    outputs = infer(batch.feeds)
     metric = metric.resolve(outputs, truth)
     metric.score(outputs, outputs, truth)
     return metric

@@ -56,6 +56,6 @@ TRITON = TritonBackend(
 
 def proposals(prefix: str) -> tuple[Proposal, ...]:
     return (
-        Proposal(f"{prefix}-fp16", "fp16", "half the size, Tensor Cores", "float"),
-        Proposal(f"{prefix}-int8", "int8", "a quarter of the size, INT8 Tensor Cores", "static"),
+        Proposal(f"{prefix}-fp16", "fp16", "16-bit weights, FP16 Tensor Cores", "float"),
+        Proposal(f"{prefix}-int8", "int8", "8-bit weights and activations, INT8 Tensor Cores", "static"),
     )

@@ -255,6 +255,11 @@ def _check_graph(model: onnx.ModelProto) -> None:
     light.functions.extend(model.functions)
     light.graph.name = "graph"
     light.graph.node.extend(model.graph.node)
+    for tensor in every_tensor(
+        light
+    ):  # of subgraphs: the checker looks for their files in the working folder
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
     versions = (item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
     if any(version < _GROUP_NORM_REDEFINED for version in versions):
         hide_group_normalizations(light)

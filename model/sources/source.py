@@ -130,8 +130,16 @@ _BY_SUFFIX: dict[str, SourceKind] = {
     ".torchscript": "torchscript",
 }  # fmt: skip
 _TENSOR_SUFFIXES = ".safetensors .pt .pth .pt2 .ckpt .bin .npz .npy .csv .parquet".split()
-_HASHED_SUFFIXES = [*_TENSOR_SUFFIXES, *".py .onnx .json .yaml .yml .txt".split()]
+_SETTINGS_SUFFIXES = ".json .yaml .yml .txt".split()
+_HASHED_SUFFIXES = [*_TENSOR_SUFFIXES, *_SETTINGS_SUFFIXES, ".py", ".onnx"]
 _HASHED_BYTES = 1 << 30  # about a second of every run
+_READ_BYTES = 1 << 20  # of a file that may name more files
+_ENDING = re.compile(rf"[\w.-]{{0,99}}(?:{'|'.join(map(re.escape, _HASHED_SUFFIXES))})(?!\w)")
+_STEM = re.compile(r"[\"'/]([\w.-]+)(?=[\"'])")
+_READS_ANY = re.compile(
+    r"\b(?:iterdir|listdir|scandir|walk|from_pretrained|load_dataset|environ|getenv|argv)\b|\.[{%]"
+    r"|glob\([rf]*[\"'][^\"']*\*[\"']"
+)
 _IMPORTED = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -271,12 +279,15 @@ def _parse_file(spec: str, base: Path | None) -> Source:
 def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     """Return a digest that changes when the source may have changed.
 
-    A function can read any file. So the digest covers its file, the files beside it with code, weights or
-    settings, the packages there that they import, and weights and arrays one folder below. Repeating a stage
-    without need is better than missing a change. Artifacts with a manifest are excluded. `depends` adds other
-    files. Files after the first `_HASHED_BYTES`, by ascending size, count by size and modification time.
+    The digest of a function covers the Python files beside it, the packages there that they import, and the
+    files with weights or settings, there and weights one folder below, that this code may open
+    (`_files_in_use`). Artifacts with a manifest are excluded. `depends` adds other files. Files after the
+    first `_HASHED_BYTES`, by ascending size, count by size and modification time.
     """
     files = source_files(source, depends=depends)
+    if source.kind in ("file", "module"):
+        explicit = len(depends) + bool(source.options.file)
+        files = [*files[:explicit], *_files_in_use(files[explicit:])]
     names, read = [path.name for path in files], files
     if source.kind in ("file", "module"):
         stats = sorted(((path.stat(), path) for path in files), key=lambda pair: pair[0].st_size)
@@ -305,7 +316,7 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
 
 
 def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
-    """Return the files that the digest of a source covers, in the digest's order."""
+    """Return the files that a source may read, in the digest's order; the digest of code covers a part."""
     files: list[Path] = [require_file(path, what="depends: file") for path in depends]
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))
@@ -345,6 +356,31 @@ def _function_files(file: Path) -> list[Path]:
             tensors = sorted(path for path in subfolder.iterdir() if path.suffix in _TENSOR_SUFFIXES)
             files += [path for path in tensors if path.is_file() and not manifest_path(path).exists()]
     return files
+
+
+def _files_in_use(files: Sequence[Path]) -> list[Path]:
+    """Return the Python files, and the files that they may open.
+
+    The code may open a file if a text in it ends like the file's name (`.json`, `labels.json`) or is the name
+    without its suffix. It may open all files if it lists folders, reads the environment, or makes suffixes.
+    A file of settings may name more files.
+    """
+    code = [path for path in files if path.suffix == ".py"]
+    texts, in_use = [_read_text(path) for path in code], set(code)
+    while texts:
+        text = "\n".join(texts)
+        if _READS_ANY.search(text):
+            return list(files)
+        endings, stems = tuple(_ENDING.findall(text)), {*_STEM.findall(text)}
+        opened = {path for path in files if path.name.endswith(endings) or path.stem in stems} - in_use
+        in_use |= opened
+        texts = [_read_text(path) for path in opened if path.suffix in _SETTINGS_SUFFIXES]
+    return [path for path in files if path in in_use]
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_READ_BYTES).decode(errors="replace")
 
 
 def _hashed_tree(folder: Path) -> list[Path]:

@@ -1,12 +1,12 @@
 """Choose a recipe's artifacts for a model, data and machine, each with its reason; list the omitted ones.
 
 model   float                 -> FP32 on ONNX Runtime, INT8 if it has products or convolutions
-        attention, recurrent  -> also dynamic INT8, which needs no calibration
+        attention, recurrent  -> also dynamic INT8, which needs no calibration, if it has products
         recurrent alone       -> static INT8 for targets that quantize its products: TensorRT
         Q/DQ already          -> INT8 alone
 data    none                  -> no static INT8
 machine no builder of a kind  -> none of its artifacts; a hint shows the command to install it
-        no GPU                -> TensorRT-RTX engines ahead of time, which this machine cannot measure
+        no GPU                -> TensorRT-RTX engines ahead of time if `gpus` or a target asks for them
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ...model.sources.source import parse_source
 from ...spec.engines import rows
 from ...spec.recipes import InitSpec
 from ...spec.tensors import TensorInfo, first_axes_differ, format_shape
-from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target
+from ...spec.words import AUTO, CPU_TARGETS, TARGETS, TENSORRT_TARGETS, Target, is_user_metric
 from ..recipe.batches import DEFAULT_MAX
 from .model_facts import ModelFacts, relocate_source, shortest_path_text
 
@@ -176,7 +176,7 @@ class ArtifactChoice:
     """The artifacts of a recipe, and the omitted ones.
 
     The user's `targets` are proposed even if only another machine can build them. TensorRT-RTX builds for
-    `gpus`, by default for this machine's GPU, or else `USUAL_GPUS`.
+    `gpus` or this machine's GPU. Without both it is proposed only as one of `targets`, for `USUAL_GPUS`.
     """
 
     def __init__(
@@ -192,11 +192,17 @@ class ArtifactChoice:
         why = f"it has no {', '.join(model.learners)} of ai.onnx.ml"
         unsupported = [name for name in TARGETS if name != "onnxruntime" and model.learners]
         self.missing = machine.missing | {name: Omission(name, why) for name in unsupported}
+        has_runtime = any(name not in self.missing for name in CPU_TARGETS)
+        if has_runtime and not (gpus or machine.gpu):
+            how = "name the GPUs, such as `gpus` sm86: its engines are built without a GPU"
+            self.missing.setdefault("tensorrt-rtx", Omission("tensorrt-rtx", "this machine has no GPU", how))
         self.is_float = model.precision == "fp32"
-        self.quantizes = bool(model.kinds) and self.is_float
+        self.weighted = model.kinds - {"attention"}
+        self.quantizes = bool(self.weighted) and self.is_float
         self.has_ranges = bool(data.calibration) or model.precision == "int8"
         self.static = (self.quantizes and self.has_ranges) or model.precision == "int8"
-        self.dynamic = bool(model.kinds & {"attention", "recurrent"}) or "convolution" not in model.kinds
+        takes_dynamic = bool(model.kinds & {"attention", "recurrent"}) or "convolution" not in model.kinds
+        self.dynamic = takes_dynamic and bool(self.weighted - {"convolution"})
         self.artifacts = tuple(self._artifacts())
         self.left_out = tuple(self._left_out())
 
@@ -220,7 +226,7 @@ class ArtifactChoice:
 
     def _has_integers(self, target: Target) -> bool:
         """Return whether static INT8 of a target covers any kind of layer in the model."""
-        if self.model.kinds != {"recurrent"} or not (placed_for := rows()[target].placed_for):
+        if self.weighted != {"recurrent"} or not (placed_for := rows()[target].placed_for):
             return True
         return graph_rules(placed_for).opens_recurrences
 
@@ -262,7 +268,7 @@ class ArtifactChoice:
         if not self.data.evaluation:
             why = "no labelled samples: the table compares speed alone"
             yield Omission("accuracy", why, "give samples as `data`")
-        if not self.model.kinds:
+        if not self.weighted:
             yield Omission("INT8", "no layer of the model multiplies with weights")
         elif self.quantizes and not self.dynamic and self._targets_with("dynamic"):
             why = "it quantizes products of matrices alone: convolutions would stay in float"
@@ -336,12 +342,15 @@ def bench_lines(
     model: ModelFacts, data: DataFacts, artifacts: Sequence[Proposed], spec: InitSpec
 ) -> list[Line]:
     """Return the lines of `[bench]`."""
+    is_function = is_user_metric(spec.metric)
+    folder = spec.output.parent
+    metric_text = relocate_source(parse_source(spec.metric), folder) if is_function else spec.metric
     lines: list[Line] = [("batch_size", *batch_size(model, data.samples, is_ragged=data.is_ragged))]
     if model.is_onnx:
         lines.append(("baseline", artifacts[0].name, "there is no PyTorch model to compare with"))
     if data.evaluation:
         is_auto = spec.metric == AUTO
-        metric = (data.metric, data.why_metric) if is_auto else (spec.metric, "as requested")
+        metric = (data.metric, data.why_metric) if is_auto else (metric_text, "as requested")
         lines.append(("metric", *metric))
         if spec.max_drop is not None:
             why = "the report recommends nothing that may lose more"

@@ -16,6 +16,7 @@ from ...core.installation import install_hint
 from ...core.plain_text import plain, toml_table
 from ...core.processor import processor
 from ...core.progress import Progress, silent
+from ...data.batches import SAME_SAMPLES
 from ...data.memory import with_samples_beside
 from ...errors import EngineUnavailable, InvalidOption
 from ...model.sessions.session import usable_cores
@@ -154,7 +155,8 @@ class InitResult:
     def notes(self) -> list[str]:
         """Notes about the model and the data, and whether there are too few samples for the budget."""
         too_few = [self.need.text] if self.need and self.need.is_met is False else []
-        return [*self.model.notes, *self.data.notes, *too_few]
+        same = [SAME_SAMPLES] if self.data.calibration and self.data.shared == "same" else []
+        return [*self.model.notes, *self.data.notes, *too_few, *same]
 
     def as_json(self) -> dict[str, Any]:
         model, data = self.model, self.data

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from ...model.sources.source import Source, parse_source
 from ...spec.tensors import TensorInfo, fill_dynamic, format_shape
 
 if TYPE_CHECKING:
+    import onnx
     from numpy.typing import NDArray
 
     from ...model.sources.example import Example
@@ -125,13 +126,23 @@ def _onnx_facts(source: Source) -> ModelFacts:
         plain_name(source),
         onnx_file.io.inputs,
         {output.name: _zeros(output) for output in onnx_file.io.outputs},
-        kinds=kinds_of_layers(node.op_type for node in graph.node),
+        kinds=kinds_of_layers(_weighted_layers(onnx_file.model)),
         precision=graph_precision(onnx_file.model),
         parameters=sum(math.prod(tensor.dims) for tensor in graph.initializer),
         weight_bytes=source.file.stat().st_size,
         multiply_adds=sum(multiply_adds(onnx_file.model).values()),
         learners=tuple(sorted({node.op_type for node in graph.node if node.domain == "ai.onnx.ml"})),
     )
+
+
+def _weighted_layers(model: onnx.ModelProto) -> Iterator[str]:
+    """Yield the operators of a graph, without products and convolutions of computed tensors alone."""
+    from ...model.graph.graph import constant_names
+
+    constants = constant_names(model)
+    for node in model.graph.node:
+        if kinds_of_layers([node.op_type]) <= {"attention"} or any(name in constants for name in node.input):
+            yield node.op_type
 
 
 def _zeros(tensor: TensorInfo) -> NDArray[Any]:

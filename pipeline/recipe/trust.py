@@ -28,11 +28,19 @@ NamedPlace = tuple[Name, str, Path | None]
 """A name, its description, and its path; None for a function of a module outside the folder."""
 
 
-def check_trust(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
+def check_trust(
+    recipe: Recipe,
+    *,
+    trust: bool,
+    output: Path | None,
+    typed: Collection[str] = (),
+    granted: Collection[str] = (),
+) -> Recipe:
     """Return the recipe with the granted trust; raise RecipeError for untrusted names outside its folder.
 
     `trust` allows code outside the folder, and `.pt2`, TorchScript and TensorFlow files. `output` is the
-    user's folder in place of the recipe's; `typed` are arguments that the user typed, which are allowed.
+    user's folder in place of the recipe's. Arguments that the user typed (`typed`), and places that the user
+    allowed when `auto` wrote the recipe (`granted`, as `places_outside` returns them), are allowed.
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))
@@ -40,7 +48,7 @@ def check_trust(recipe: Recipe, *, trust: bool, output: Path | None, typed: Coll
     typed_files = {Path(file).resolve() for file in files if file}
     for name, what, path in _places(recipe, output=output):
         is_typed = name.text in typed if path is None else what == _CODE and path.resolve() in typed_files
-        if not is_typed and not _is_inside(path, recipe.folder):
+        if not is_typed and _place_text(name, path) not in granted and not _is_inside(path, recipe.folder):
             where = f": {path}" if path else ", in an installed package"
             required = "a folder within it, or `output`," if name.key == "output" else "a file within it"
             problem = f"names {what} outside of the recipe's folder ({name.text}{where})"
@@ -66,9 +74,14 @@ def _places(recipe: Recipe, *, output: Path | None) -> Iterator[NamedPlace]:
             yield name, "a place to write to", path
 
 
-def needs_trust(recipe: Recipe) -> bool:
-    """Return whether a run of the recipe requires `trust`."""
-    return not all(_is_inside(path, recipe.folder) for _, _, path in _places(recipe, output=None))
+def places_outside(recipe: Recipe) -> list[str]:
+    """Return the paths and modules outside the recipe's folder for which a run requires `trust`."""
+    places = [(name, path) for name, _, path in _places(recipe, output=None)]
+    return [_place_text(name, path) for name, path in places if not _is_inside(path, recipe.folder)]
+
+
+def _place_text(name: Name, path: Path | None) -> str:
+    return str(path.resolve()) if path else name.text
 
 
 def interpreters(texts: Collection[str], folder: Path) -> tuple[str, ...]:

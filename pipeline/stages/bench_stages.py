@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from ...core.artifact import tool_versions
+from ...engines.registry import engine
+from ...errors import DataError, QCompileError
 from ...model.sources.archives import trust_files
 from ...model.sources.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ...spec.decode import key as options_key
@@ -19,7 +21,7 @@ from ...spec.words import BASELINE, ORIGINAL, TENSORRT_TARGETS, is_user_metric
 from ..recipe.published import RESULTS
 from ..recipe.recipe import Recipe, recipe_source
 from ..recipe.trust import interpreters
-from .stage import ANY, PROCESSOR, SOURCE, Key, Needs, Stage, StageJob, find_artifact
+from .stage import ANY, PROCESSOR, SOURCE, Key, Needs, Stage, StageFile, StageJob, find_artifact
 from .stages import ONNX_TOOLS, data_of, located
 
 if TYPE_CHECKING:
@@ -165,6 +167,44 @@ def metric_of(recipe: Recipe) -> Source | None:
     """Return the user's metric function, or None for a built-in metric."""
     text = section_of(recipe).metric
     return parse_source(text, base=recipe.folder) if is_user_metric(text) else None
+
+
+def metric_key(recipe: Recipe, model: StageFile) -> Key:
+    """Return everything that `check_metric` depends on."""
+    metric = metric_of(recipe)
+    return {
+        "model": model.digest,
+        "evaluation": data_of(recipe, recipe.data.evaluation).digest(),
+        "metric": digest_source(metric) if metric else section_of(recipe).metric,
+        "tools": tool_versions(*ONNX_TOOLS),
+    }
+
+
+def check_metric(recipe: Recipe, model: Path) -> str:
+    """Score the first samples with the float model, and return the metric's name.
+
+    Raises:
+        DataError: If the metric does not fit the outputs or the labels.
+        InvalidOption: If the metric's package is missing.
+    """
+    from ...bench.metrics.accuracy import check_batch, read_metric
+    from ...model.graph.onnx_file import read_weightless
+
+    function = metric_of(recipe)
+    metric = read_metric(function.absolute if function else section_of(recipe).metric)
+    inputs = read_weightless(model).io.inputs
+    batch = next(iter(data_of(recipe, recipe.data.evaluation, inputs)))
+    try:
+        with engine("onnxruntime").open(str(model)) as runner:
+            outputs = runner.infer(batch.feeds)
+    except QCompileError:  # a later stage reports it
+        return metric.name
+    try:
+        checked = check_batch(lambda _: outputs, batch, metric.for_inputs(inputs), recipe.data.evaluation)
+    except DataError as error:
+        hint = error.hint or "change `bench.metric`, or the labels of `data.evaluation`"
+        raise DataError(f"`bench.metric`: {error.message}", hint=hint, **error.data) from error
+    return checked.name
 
 
 def _bench_models(recipe: Recipe, stage: Stage) -> dict[str, Source]:

@@ -35,8 +35,19 @@ from ...core.files.write import link_or_copy, move_in, sync
 from ...errors import InvalidOption, StorageError
 
 FOLDER = ".qcompile"
+AUTO_STATE = Path("out", FOLDER, "auto.json")
+"""The record of `auto`, relative to the recipe's folder."""
 _RECORD = "stage.json"
 KEPT_DAYS = 14.0
+
+
+def read_auto_state(folder: Path) -> dict[str, Any]:
+    """Return the record of `auto` in a recipe's folder; empty if it is missing or damaged."""
+    try:
+        state: dict[str, Any] = json.loads((folder / AUTO_STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # first call, or the process was killed while writing
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 @dataclass(frozen=True)

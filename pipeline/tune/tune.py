@@ -22,6 +22,7 @@ from ...core.installation import install_hint
 from ...core.plain_text import toml_table
 from ...core.processor import isa_here
 from ...core.progress import Progress, silent
+from ...data.batches import SAME_SAMPLES, Data
 from ...data.memory import copied_beside, stored, with_samples_beside
 from ...data.spelling import parse_spelling
 from ...engines.registry import engine
@@ -163,6 +164,8 @@ def tune(
         progress(need.text)
     if not tuning.uses_interval:
         tuning.notes.append(f"{need.text}: the drop alone is compared with the budget")
+    if calibration == data or Data(calibration, ()).digest() == Data(data, ()).digest():
+        tuning.notes.append(SAME_SAMPLES)
     if maker.metric.note:
         tuning.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}

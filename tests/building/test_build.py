@@ -166,3 +166,14 @@ def test_a_wrong_keyword_argument_is_named(options: dict[str, Any], message: str
     assert set(TARGETS) == {*names()} - {"pytorch"}
     with pytest.raises(InvalidOption, match=message):
         build(tmp_path / "nothing.onnx", tmp_path / "m", **options)
+
+
+@pytest.mark.parametrize("model", ["net.py:build", "timm:resnet18"])
+def test_a_model_of_pytorch_is_refused_with_the_command_that_exports_it(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("def build(): ...\n")
+    with pytest.raises(InvalidOption, match="an ONNX file is required for onnxruntime") as refused:
+        build(model, tmp_path / "m.onnx", target="onnxruntime")
+    assert f"qcompile export {model} -o model.onnx" in refused.value.hint

@@ -15,7 +15,7 @@ import qcompile
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Accuracy, Latency, Row
 from qcompile.bench.results.statistics import Speedup
-from qcompile.errors import InvalidOption
+from qcompile.errors import InvalidOption, RecipeError
 from qcompile.pipeline.auto import TUNED, AutoResult, _Auto, worth_tuning
 from qcompile.pipeline.recipe.recipe import read_recipe
 from qcompile.pipeline.run import RunReport
@@ -87,6 +87,55 @@ def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
     first.recipe.write_text(first.recipe.read_text().replace("max_drop = 5.0", "max_drop = 4.0"))
     assert found(model).stages["init"] == "skipped", "a recipe that was edited since stays"
     assert read_recipe(first.recipe).budget.max_drop == 4.0
+
+
+CODE = """
+import numpy as np
+import torch
+
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 3)
+
+
+def data():
+    for seed in range(8):
+        rows = np.random.default_rng(seed).standard_normal((8, 4)).astype(np.float32)
+        yield {"input": rows}, np.zeros(8, np.int64)
+
+
+def score(outputs, labels):
+    return next(iter(outputs.values()))[:, 0] * 0 + 1.0
+"""
+
+
+def test_run_takes_the_recipe_that_auto_wrote_from_any_folder(
+    tmp_path: Path, qc: Qc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, code = tmp_path / "work", tmp_path / "code"
+    for folder in (work, code):
+        folder.mkdir()
+    (code / "net.py").write_text(CODE)
+    monkeypatch.chdir(work)
+    answer = qcompile.auto(
+        "../code/net.py:build",
+        data="../code/net.py:data",
+        metric="../code/net.py:score",
+        output=Path("../results/auto"),
+        targets=["torchscript"],
+        max_drop=5.0,
+        max_time_s=0.1,
+    )
+    recipe = (work / answer.recipe).resolve()
+    assert set(qcompile.run(answer.recipe).stages.values()) == {"skipped"}
+    monkeypatch.chdir(tmp_path / "results")
+    assert qc("run", recipe)[0] == 0
+    assert "nothing to do" in qc("run", recipe, "--dry-run")[1]
+    recipe.write_text(recipe.read_text().replace("net.py:build", "other.py:build"))
+    (tmp_path / "code/other.py").write_text(CODE)
+    with pytest.raises(RecipeError, match="names code outside"):  # the user named another file
+        qcompile.run(recipe)
 
 
 def test_without_samples_there_is_no_budget_to_keep(model: Path) -> None:

@@ -126,6 +126,32 @@ def test_a_metric_of_ones_own_is_the_recipes_and_a_change_of_it_is_noticed(
     assert carried_out(recipe)[0] == "bench"
 
 
+@pytest.mark.parametrize(
+    ("metric", "labels", "message"),
+    [
+        ("top1", np.zeros((16, 7), np.int64), r"an output of shape \(8, 3\) with labels of shape \(8, 7\)"),
+        ("top1", np.full(16, 5), "label 5; 0 to 2 is required for 3 classes"),
+        ("top1", None, "has no labels, and top1 needs them"),
+        ("auto", np.zeros((16, 2, 9), np.float32), r"^`bench.metric`"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused_before_the_long_stages(
+    write_recipe: Callable[..., Path], metric: str, labels: np.ndarray[Any, Any] | None, message: str
+) -> None:
+    path = write_recipe(*TABLES, f'metric = "{metric}"\n')
+    evaluation = path.parent / "evaluation.npz"
+    x = np.load(evaluation)["x"]
+    np.savez(evaluation, x=x, **({} if labels is None else {"labels": labels}))
+    stages: list[str] = []
+    with pytest.raises(DataError, match=message) as refused:
+        qcompile.run(path, listener=lambda stage, *_: stages.append(stage))
+    assert stages == ["export", "simplify"]
+    assert refused.value.hint
+    path.write_text(path.read_text().replace(f'"{metric}"', '"cosine"'))
+    np.savez(evaluation, x=x)
+    assert qcompile.run(path).stages["bench"] == "done"
+
+
 def test_a_deleted_artifact_comes_back_and_a_changed_one_is_made_again(finished: Path) -> None:
     artifact = finished.parent / "out" / "cpu.onnx"
     artifact.unlink()
@@ -333,7 +359,11 @@ def test_a_run_ends_with_the_verdict_which_quiet_prints_alone(
 def test_an_error_that_ends_the_run_does_not_hide_what_failed_before(
     write_recipe: Callable[..., Path], tmp_path: Path, qc: Qc
 ) -> None:
-    (tmp_path / "mine.py").write_text("def metric(outputs, labels):\n    raise ValueError('no such thing')\n")
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n\n\ndef metric(outputs, labels):\n"
+        "    if Path(__file__).with_name('out').joinpath('cpu.onnx').exists():\n"
+        "        raise ValueError('no such thing')\n    return 1.0\n"
+    )
     recipe = write_recipe(bad("bad"), CPU, BENCH + 'metric = "mine.py:metric"\n')
     code, _, said = qc("run", recipe)
     assert code == 1

@@ -14,6 +14,7 @@ from damaged_onnx import net, refused
 from google.protobuf.internal.encoder import _VarintBytes
 from onnx import TensorProto, helper, numpy_helper
 
+import qcompile
 from qcompile.errors import MissingFile, ModelError
 from qcompile.model.graph import onnx_file
 from qcompile.model.graph.graph import count_operators, dtype_name, has_float16, opset
@@ -75,7 +76,11 @@ def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"\x00", b"no protobuf here", b"\xff" * 50, b"\x08\x08",
+        b"",
+        b"\x00",
+        b"no protobuf here",
+        b"\xff" * 50,
+        b"\x08\x08",
         b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # a graph of 2**63 bytes
         b"\x80" * 20,  # a number without an end
         b"\x3a\x05\x2a\x03\x4a\x7f\x00",  # raw data that is longer than its tensor
@@ -83,7 +88,7 @@ def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
         b"TRT-8503-EntropyCalibration2\n",
         net().SerializeToString()[:-9],  # cut off
     ],
-)  # fmt: skip
+)
 def test_what_is_no_model_is_named(tmp_path: Path, content: bytes, read: Callable[[Path], object]) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
@@ -133,9 +138,17 @@ def test_operators_are_counted_in_subgraphs_too_the_most_frequent_first() -> Non
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("FLOAT", "float32"), ("FLOAT16", "float16"), ("BFLOAT16", "bfloat16"), ("DOUBLE", "float64"),
-     ("INT64", "int64"), ("BOOL", "bool"), ("STRING", "string"), ("UNDEFINED", "undefined")],
-)  # fmt: skip
+    [
+        ("FLOAT", "float32"),
+        ("FLOAT16", "float16"),
+        ("BFLOAT16", "bfloat16"),
+        ("DOUBLE", "float64"),
+        ("INT64", "int64"),
+        ("BOOL", "bool"),
+        ("STRING", "string"),
+        ("UNDEFINED", "undefined"),
+    ],
+)
 def test_element_types_have_numpys_names(kind: str, name: str) -> None:
     assert dtype_name(onnx.TensorProto.DataType.Value(kind)) == name
 
@@ -180,7 +193,7 @@ CASES = {
     "few inputs": ("del node[0].input[:]", r"input size 0 not in range .* \(MatMul ''\)"),
     "lacking attribute": ("del node[4].attribute[0]", "Required attribute 'then_branch' is missing"),
     "self-calling function": ("model.functions[0].node.append(node[3])", "own::act -> own::act"),
-}  # fmt: skip
+}
 """What is done to a model with input `x`, output `y` and weight `w`, and what is said of it."""
 
 
@@ -274,7 +287,7 @@ def _external(model: onnx.ModelProto, **entries: object) -> onnx.ModelProto:
         ({"location": "w.bin", "length": 32}, "its length is 32 bytes; 64 are required"),
         ({"location": "w.bin", "offset": 64}, "64 bytes at 64 of a file of 100 bytes"),
     ],
-)  # fmt: skip
+)
 def test_external_data_lie_inside_the_folder_of_the_model(
     entries: dict[str, object], problem: str, tmp_path: Path
 ) -> None:
@@ -346,3 +359,36 @@ def test_values_of_every_element_type_are_counted_as_onnx_stores_them(tmp_path: 
                 path.write_bytes(model.SerializeToString())
                 with pytest.raises(ModelError, match=r"are required|of shape"):
                     _load(path)
+
+
+def test_weights_in_the_branches_of_an_if_lie_beside_the_model_and_are_calibrated(tmp_path: Path) -> None:
+    """ONNX Runtime writes such a file for calibration; the checker looked for it in the working folder."""
+    value = helper.make_tensor_value_info
+    random = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> TensorProto:
+        return numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name)
+
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node("MatMul", ["h", f"w_{name}"], [f"y_{name}"])],
+            name,
+            [],
+            [value(f"y_{name}", 1, None)],
+            [weight(f"w_{name}", 64, 32)],
+        )
+        for name in ("then", "else")
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], name="conv"),
+        helper.make_node("If", ["is_first"], ["y"], name="choice", **branches),
+    ]
+    inputs = [value("x", 1, ["n", 4, 64]), value("is_first", TensorProto.BOOL, [])]
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", 1, ["n", 8, 32])], [weight("w", 8, 4, 1)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path = tmp_path / "m.onnx"
+    onnx.save_model(model, path, save_as_external_data=True, location="m.data", size_threshold=1024)
+    assert [file.name for file in read_graph(path).beside] == ["m.data"]
+    np.savez(tmp_path / "d.npz", x=random.standard_normal((4, 4, 64)).astype(np.float32), is_first=True)
+    ranges = qcompile.calibrate(path, str(tmp_path / "d.npz"), tmp_path / "m.ranges")
+    assert ranges.path.is_file()

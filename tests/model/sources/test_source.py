@@ -215,8 +215,11 @@ def test_what_is_wrong_with_a_function_is_named(tmp_path: Path, text: str, messa
 @pytest.mark.parametrize("name", ["net.py", "layers.py", "net.safetensors", "config.json", "net.bin"])
 def test_the_digest_changes_with_files_beside_the_model(torch_model: str, tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
+    with (tmp_path / "net.py").open("a") as code:
+        code.write("\nFILES = 'net.safetensors', 'config.json', 'net.bin'\n")
     before = digest(torch_model)
-    (tmp_path / "train.log").write_text("says nothing of the model")
+    for other in ("train.log", "notes.txt", "other.json", "predictions.npz", "last.pt"):
+        (tmp_path / other).write_text("nothing of the model")
     assert digest(torch_model) == before
     assert digest(torch_model.replace(":build", ":other")) != before
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\n# other")
@@ -225,7 +228,8 @@ def test_the_digest_changes_with_files_beside_the_model(torch_model: str, tmp_pa
 
 @pytest.mark.parametrize("name", ["zoo/nets/deep.py", "zoo/nets/w.ckpt", "flat/nets.py", "weights/net.pt"])
 def test_the_digest_changes_with_packages_and_with_tensors_below(tmp_path: Path, name: str) -> None:
-    spec = write(tmp_path / "net.py", "from zoo import net\nimport flat.nets\n" + LINEAR)
+    head = "from zoo import net\nimport flat.nets\nFILES = 'w.ckpt', 'net.pt'\n"
+    spec = write(tmp_path / "net.py", head + LINEAR)
     others = ("docs/a.py", "out/net.pt", "zoo/out/results.json")
     for path in ("zoo/__init__.py", "flat/other.py", name, "out/.qcompile/x", "zoo/out/.qcompile/x", *others):
         write(tmp_path / path, "")
@@ -237,9 +241,39 @@ def test_the_digest_changes_with_packages_and_with_tensors_below(tmp_path: Path,
     assert digest(spec) != before
 
 
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("torch.load('a.pt')", ["a.pt"]),
+        ("open(f'{part}.json')", ["a.pt", "b.json", "c.json"]),  # b.json names a.pt
+        ("Path(__file__).with_suffix('.pt')", ["a.pt", "d.pt"]),
+        ("folder.glob('*.json')", ["a.pt", "b.json", "c.json"]),
+        ("library.read('c')", ["c.json"]),
+        ("json.load(open('b.json'))", ["a.pt", "b.json"]),
+        ("folder.iterdir()", ["a.pt", "b.json", "c.json", "d.pt"]),
+        ("os.environ['WEIGHTS']", ["a.pt", "b.json", "c.json", "d.pt"]),
+        ("f'w.{kind}'", ["a.pt", "b.json", "c.json", "d.pt"]),
+        ("log.json(path)", []),
+    ],
+)
+def test_the_digest_covers_the_files_that_the_code_may_open(
+    tmp_path: Path, code: str, names: list[str]
+) -> None:
+    spec, covered = write(tmp_path / "net.py", f"{LINEAR}\n{code}\n"), []
+    for name in ("a.pt", "b.json", "c.json", "d.pt"):
+        write(tmp_path / name, '{"weights": "a.pt"}' if name == "b.json" else "")
+    before = digest(spec)
+    for path in sorted(tmp_path.glob("?.*")):
+        content = path.read_text()
+        path.write_text(f"{content} ")
+        covered += [path.name] if digest(spec) != before else []
+        path.write_text(content)
+    assert covered == names
+
+
 def test_large_files_count_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qcompile.model.sources.source._HASHED_BYTES", 1 << 12)
-    spec, digests = write(tmp_path / "net.py", LINEAR), []
+    spec, digests = write(tmp_path / "net.py", LINEAR + "\nFILE = 'a.npz'\n"), []
     for content, time_ns in (("a", 10**9), ("b", 10**9), ("b", 2 * 10**9)):
         write(data := tmp_path / "data/a.npz", content * 5000)
         os.utime(data, ns=(time_ns, time_ns))
@@ -257,6 +291,8 @@ def test_the_digest_counts_weights_by_name_and_what_it_is_told_to_depend_on(
 ) -> None:
     source, far = parse_source(torch_model), tmp_path / "far.dat"
     digests = [digest_source(source)]
+    with (tmp_path / "net.py").open("a") as code:
+        code.write("\nFILE = f'{name}.safetensors'\n")
     (tmp_path / "a.safetensors").write_bytes(b"weights")
     digests.append(digest_source(source))
     (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")

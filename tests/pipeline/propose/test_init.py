@@ -297,17 +297,44 @@ def names(model: ModelFacts, *, data: str = "", machine: Machine = CPU, **option
 
 def test_what_is_proposed_follows_from_layers_data_and_machine() -> None:
     cnn, bert = facts("convolution", "product"), facts("attention", "product")
-    assert names(cnn) == ["onnx-fp32", "openvino-fp32", "rtx-fp16"]
-    assert names(cnn, data="d") == ["onnx-fp32", "onnx-int8", "openvino-int8", "rtx-fp16", "rtx-int8"]
+    assert names(cnn) == ["onnx-fp32", "openvino-fp32"]
+    assert names(cnn, gpus=["sm86"]) == ["onnx-fp32", "openvino-fp32", "rtx-fp16"]
+    assert names(cnn, data="d", gpus=["sm86"]) == [
+        "onnx-fp32", "onnx-int8", "openvino-int8", "rtx-fp16", "rtx-int8",
+    ]  # fmt: skip
     assert "onnx-int8-dynamic" in names(bert)
     assert "onnx-int8-dynamic" in names(facts("recurrent"))
-    lstm = names(facts("recurrent"), data="d")
+    lstm = names(facts("recurrent"), data="d", gpus=["sm86"])
     assert lstm == ["onnx-fp32", "onnx-int8-dynamic", "openvino-fp32", "rtx-fp16", "rtx-int8"]
-    assert names(facts(), data="d") == ["onnx-fp32", "openvino-fp32", "rtx-fp16"]
-    assert names(facts("convolution", precision="int8")) == ["onnx-int8", "openvino-int8", "rtx-int8"]
+    assert names(facts(), data="d") == ["onnx-fp32", "openvino-fp32"]
+    assert names(facts("attention"), data="d") == ["onnx-fp32", "openvino-fp32"], "a softmax has no weights"
+    assert "onnx-int8-dynamic" not in names(facts("convolution", "attention"))
+    assert names(facts("convolution", precision="int8")) == ["onnx-int8", "openvino-int8"]
     gpu = Machine({}, gpu="sm90")
-    assert {"openvino-bf16", "trt-fp16"} <= set(names(cnn, machine=gpu))
+    assert {"openvino-bf16", "trt-fp16", "rtx-fp16"} <= set(names(cnn, machine=gpu))
     assert names(cnn, data="d", targets=["openvino"]) == ["openvino-int8"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kinds"),
+    [
+        ("c = Conv (x, w) s = Softmax (c) y = Relu (s)", {"convolution", "attention"}),
+        ("t = Transpose <perm = [0, 1, 3, 2]> (x) y = MatMul (x, t)", set()),
+        ("v = Identity (p) y = MatMul (x, v)", {"product"}),
+    ],
+)
+def test_dynamic_int8_is_proposed_only_for_products_with_weights(
+    folder: Path, nodes: str, kinds: set[str]
+) -> None:
+    text = f"""<ir_version: 9, opset_import: ["" : 17]>
+        g (float[batch,3,8,8] x) => (float[a,b,c,d] y) {{ {nodes} }}"""
+    model = onnx.parser.parse_model(text)
+    weights = {"w": np.ones((4, 3, 3, 3), np.float32), "p": np.ones((8, 8), np.float32)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, name) for name, w in weights.items())
+    onnx.save(model, folder / "m.onnx")
+    done = proposed("m.onnx", targets=["onnxruntime"])
+    assert done.model.kinds == kinds
+    assert ("onnx-int8-dynamic" in [item.name for item in done.choice.artifacts]) == ("product" in kinds)
 
 
 def test_engines_are_built_for_the_gpu_asked_for_or_here_or_the_usual() -> None:
@@ -326,6 +353,7 @@ def test_what_is_missing_is_named_with_what_installs_it() -> None:
     bare = Machine({item.what: item for item in missing})
     left_out = ArtifactChoice(facts("convolution"), DataFacts(), bare).left_out
     assert {"openvino: is not here; pip it", "tensorrt: no GPU"} <= set(map(str, left_out))
+    assert any(str(item).startswith("tensorrt-rtx: this machine has no GPU; name") for item in left_out)
     (said,) = (
         str(item)
         for item in ArtifactChoice(facts("recurrent"), DataFacts("d"), CPU).left_out

@@ -16,7 +16,7 @@ from qcompile.bench.results.results import load_results
 from qcompile.errors import ModelError, QCompileError, RecipeError
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe.recipe import make_recipe, read_recipe
-from qcompile.pipeline.recipe.trust import check_trust, interpreters, needs_trust
+from qcompile.pipeline.recipe.trust import check_trust, interpreters, places_outside
 from qcompile.pipeline.run import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and executables of POSIX")
@@ -83,7 +83,7 @@ def test_code_and_places_outside_of_the_folder_are_refused_and_nothing_has_run(
         assert "`trust`" in refused.value.hint
     assert (ran(places), sorted(places[1].rglob("*"))) == ([], before)
     assert not (places[0] / "out").exists()
-    assert needs_trust(read_recipe(path))
+    assert places_outside(read_recipe(path))
     check_trust(read_recipe(path), trust=True, output=None)
     path.write_text(path.read_text().replace("../home/", "./"))  # what lies in the folder needs no trust
     check_trust(read_recipe(path), trust=False, output=None)

@@ -158,6 +158,19 @@ def test_whole_int8_is_kept_where_it_keeps_the_budget(
     assert qcompile.read_recipe(found.recipe).artifact[0].exclude == ("conv5",)
 
 
+def test_calibration_on_the_evaluation_samples_is_a_warning(
+    make: Callable[..., Case], timed: Callable[..., None], tmp_path: Path
+) -> None:
+    case = make(hostile=False)
+    timed({"int8": 1.0, "fp32": 2.0})
+    np.savez(tmp_path / "copy.npz", x=case.x, labels=case.labels)
+    np.savez(tmp_path / "other.npz", x=case.x[::-1])
+    for calibration, is_same in ((None, True), ("copy.npz", True), ("other.npz", False)):
+        path = str(tmp_path / calibration) if calibration else None
+        notes = case.tune(max_drop=20, calibration=path).notes
+        assert any("use the same samples" in note for note in notes) == is_same, calibration
+
+
 def test_the_upper_end_of_the_interval_keeps_the_budget_where_samples_can_prove_it(
     make: Callable[..., Case], timed: Callable[..., None]
 ) -> None:
