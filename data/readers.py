@@ -32,7 +32,8 @@ Result = TypeVar("Result")
 Shapes = Mapping[str, tuple[int, ...]]
 """Input name to the shape of a batch."""
 
-LABELS = "labels"
+LABELS = ("labels", "label", "y", "target", "targets")
+"""Names of labels among the arrays of a batch, where no input of the model has the name."""
 MOST_THREADS = 8
 AHEAD = 2
 """Samples decoded ahead per thread, finished or in progress."""
@@ -259,9 +260,9 @@ def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
         item, paired_labels = item
     if isinstance(item, Mapping):
         arrays = {str(name): _copy_array(value, where) for name, value in item.items()}
-        labels = take_labels(arrays, inputs)
+        labels = take_labels(arrays, inputs, where) if paired_labels is None else paired_labels
         require_inputs(arrays, inputs, where)
-        return Batch(arrays, labels if paired_labels is None else _copy_array(paired_labels, where), where)
+        return Batch(arrays, None if labels is None else _copy_array(labels, where), where)
     names = [tensor.name for tensor in inputs]
     values = [_copy_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
     if len(values) - len(names) not in (0, 1):
@@ -273,9 +274,29 @@ def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
     return Batch(dict(zip(names, values, strict=True)), labels, where)
 
 
-def take_labels(arrays: dict[str, Any], inputs: Sequence[TensorInfo]) -> Any:
-    """Remove the labels from the arrays of a batch and return them; None if `labels` is a model input."""
-    return None if any(tensor.name == LABELS for tensor in inputs) else arrays.pop(LABELS, None)
+def label_name(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> str | None:
+    """Return the name of the labels, None without labels; raise DataError if several names fit."""
+    of_inputs = {tensor.name for tensor in inputs}
+    labels = [name for name in LABELS if name in names and name not in of_inputs]
+    if len(labels) > 1:
+        raise DataError(
+            f"{where}: {' and '.join(labels)} are names of labels; one array of labels is required",
+            hint=f"remove or rename all but one of {', '.join(labels)}",
+        )
+    return next(iter(labels), None)
+
+
+def take_labels(arrays: dict[str, Any], inputs: Sequence[TensorInfo], where: str) -> Any:
+    """Remove the labels from the arrays of a batch and return them; None without labels."""
+    name = label_name(arrays, inputs, where)
+    return None if name is None else arrays.pop(name)
+
+
+def is_one_hot(labels: NDArray[Any]) -> bool:
+    """Return whether labels [n, classes] are rows of zeros with a single 1."""
+    if labels.ndim != 2 or labels.shape[1] < 2 or labels.dtype.kind not in "fiub":
+        return False
+    return bool(np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all())
 
 
 def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:
