@@ -26,6 +26,7 @@ from .words import (
     METRIC_PATTERN,
     ORIGINAL,
     TARGETS,
+    Count,
     File,
     Gpus,
     InputShapes,
@@ -264,8 +265,8 @@ class TuneSpec(Checked):
     inputs: Inputs = ()
     method: Annotated[MethodChoice, f"Method that chooses the thresholds: {METHOD}."] = ""
     exclude: Exclude = ()
-    samples: Annotated[int | None, "Largest number of samples to measure accuracy on."] = None
-    batch_size: Annotated[int | None, "Samples per call of the latency measurement."] = None
+    samples: Annotated[Count | None, "Largest number of samples to measure accuracy on."] = None
+    batch_size: Annotated[Count | None, "Samples per call of the latency measurement."] = None
     threads: Annotated[Natural, "Threads of every artifact; 0 means all cores."] = 0
     max_time_s: Annotated[MaxTime, "Time limit of each measurement, in seconds."] = 60.0
 
