@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.artifact import tool_versions
+from ..core.figures import counted
 from ..core.progress import Progress, silent
 from ..data.batches import Data
 from ..data.readers import Batch
@@ -129,7 +130,7 @@ def _run(
         starts = range((shard.part - 1) * unit, total, shard.shards * unit)
         total = sum(min(unit, total - start) for start in starts)
     if start:
-        progress(f"continue after {workers.samples} samples", workers.samples, total)
+        progress(f"continue after {counted(workers.samples, 'sample')}", workers.samples, total)
     try:
         # What is not of the shard, or before `start`, is not decoded, where the data allows.
         units: Iterator[tuple[int, Batch]] = enumerate(one_by_one(data, workers.run))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.figures import counted
 from ..core.processes.untrusted import is_child
 from ..errors import InvalidOption, QCompileError
 from ..spec import recipes
@@ -185,7 +186,7 @@ def _show_plan(session: Session, planned: Plan) -> int:
         return 0
     total_s = planned.total("seconds")
     session.say(
-        f"to do: {len(planned.pending)} of {len(planned.stages)} stages, "
+        f"to do: {len(planned.pending)} of {counted(len(planned.stages), 'stage')}, "
         f"{'some of unknown time' if total_s is None else f'about {total_s:.0f} s'}, "
         f"{bytes_text(planned.peak_bytes)} of memory, {bytes_text(planned.total('disk_bytes'))} of disk; "
         "nothing was run"

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.artifact import known_digest
+from ..core.figures import counted
 from ..core.installation import import_package
 from ..errors import DataError, QCompileError, translated
 from ..model.sessions.session import granted_cores
@@ -351,7 +352,7 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
         message = f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required"
         raise DataError(message, file=root)
     strays = sum(not name.lower().endswith((*IMAGES, *_SIDECARS)) for name in files)
-    return names, [f"{strays} files in {root} are no images, and are left out"] if strays else []
+    return names, [f"left out: {counted(strays, 'file')} of {root} without an image"] if strays else []
 
 
 def split_folder(spelling: Spelling) -> Path:

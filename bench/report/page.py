@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.figures import words
+from ...core.figures import counted, words
 from ...core.files import check_output, write_text
 from ...core.installation import import_package
 from ...errors import InvalidOption
@@ -128,7 +128,7 @@ def _facts(source: ReportSource) -> list[str]:
     inputs: Mapping[str, Any] = settings.get("inputs") or {}
     threads = settings.get("threads")
     facts = [", ".join(f"{name}:{shape}" for name, shape in inputs.items())]
-    facts.append(f"{threads} threads" if threads != 1 else "1 thread")
+    facts.append(counted(threads, "thread"))
     if environment.get("processor"):
         facts.append(words(machine_text(environment)))
     return [text for text in facts if text]

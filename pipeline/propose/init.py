@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...bench.results.drop import Need
-from ...core.figures import bytes_text, figure
+from ...core.figures import bytes_text, counted, figure
 from ...core.files import write_text
 from ...core.installation import install_hint
 from ...core.plain_text import plain, toml_table
@@ -59,7 +59,7 @@ def _written(
         words.append(f"{_large(model.multiply_adds)} multiply-adds a sample")
     words += [", ".join(sorted(model.kinds))] if model.kinds else []
     yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in words))}"
-    yield f"#   machine  {plain(str(processor()['processor']))}, {_counted(usable_cores(), 'core')}"
+    yield f"#   machine  {plain(str(processor()['processor']))}, {counted(usable_cores(), 'core')}"
     for note in (*model.notes, *data.notes):
         yield f"#   note     {plain(note)}"
     top: list[Line] = [
@@ -112,7 +112,7 @@ def _data(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterator[str
         }.get(data.shared, "samples that the ranges of INT8 are observed on")
         lines.append(("calibration", relocated(data.calibration, folder), why))
     if data.evaluation:
-        count = "" if data.samples is None else f"{_counted(data.samples, 'sample')}, "
+        count = "" if data.samples is None else f"{counted(f'{data.samples:,}', 'sample')}, "
         labels = "with labels" if data.has_labels else "no labels"
         lines.append(("evaluation", relocated(data.evaluation, folder), f"{count}{labels}"))
     if lines:
@@ -129,10 +129,6 @@ def _large(count: float) -> str:
             return f"{figure(count) if unit else int(count)}{unit}"
         count /= 1000
     return f"{figure(count)} G"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 @dataclass(frozen=True)
