@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from .svg import FAMILY_MARKS
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
     from typing_extensions import Unpack
 
     from ...spec.keywords import ReportKeywords
@@ -116,7 +118,15 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.globals["marks"] = FAMILY_MARKS
+    environment.filters["prose"] = _prose
     return environment.get_template(name)
+
+
+def _prose(text: object) -> Markup:
+    """Return a text as HTML: escaped, with code between backticks in <code>."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def style() -> str:
