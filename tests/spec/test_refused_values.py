@@ -81,7 +81,7 @@ def _is_number(one: Option) -> bool:
 @pytest.mark.parametrize("spec", [BenchSpec, BenchSection, GateOptions, TuneSpec])
 def test_a_batch_has_a_sample(spec: type, value: object) -> None:
     known = {one.name: 1 if _is_number(one) else "x" for one in options_of(spec) if one.required}
-    with pytest.raises(Refused, match="`batch_size` '?(0|-3)'?: at least 1 is required"):
+    with pytest.raises(Refused, match=r"`batch_size` '?(0|-3)'?: at least 1 is required"):
         decode(spec, {**known, "batch_size": value}, strict=False)
 
 
