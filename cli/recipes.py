@@ -72,7 +72,7 @@ def listener_of(session: Session, executor: Executor | None = None) -> StageList
     recipes.RunCommand,
     "qcompile run examples/digits/recipe.toml",
     "qcompile run recipe.toml -o /tmp/out --again bench",
-    "qcompile run recipe.toml --dry-run",
+    "qcompile run --dry-run",
     "qcompile run recipe.toml --scheduler tcp://127.0.0.1:8786",
     "qcompile run --schema > recipe.schema.json",
 )
@@ -80,8 +80,6 @@ def run(session: Session, options: recipes.RunCommand) -> int:
     if options.schema:
         click.echo(json.dumps(recipes.recipe_schema(), indent=2), file=session.results)
         return 0
-    if options.recipe is None:
-        raise click.UsageError("Missing argument 'RECIPE'.")
     from ..pipeline.plan import plan
     from ..pipeline.run import run as run_recipe
 

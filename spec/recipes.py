@@ -231,9 +231,9 @@ class RunOptions(RunSpec, SchedulerOptions):
 
 
 class RunCommand(RunOptions):
-    """Run the stages of a RECIPE. Finished stages are skipped, even after a kill."""
+    """Run the stages of RECIPE, by default recipe.toml. Finished stages are skipped, even after a kill."""
 
-    recipe: Annotated[Path | None, argument("TOML file.")] = None
+    recipe: Annotated[Path, argument("TOML file.")] = Path("recipe.toml")
     schema: Annotated[bool, "Print the JSON Schema of recipes, for editors."] = False
 
 
@@ -246,13 +246,13 @@ class SweepSpec(RunSpec):
 
 
 class SweepCommand(SweepSpec, RunOptions):
-    """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. A
-    failed cell reports the reason; a second run does only the missing work.
+    """Run the recipes of the matrix in `[sweep]` of RECIPE, by default recipe.toml: model x shape x target x
+    precision x GPU. A failed cell reports the reason; a second run does only the missing work.
 
     OUTPUT/results.json and OUTPUT/report.html hold all cells. The exit code is 1 if a cell failed.
     """
 
-    recipe: Annotated[Path, argument("TOML file.")]
+    recipe: Annotated[Path, argument("TOML file.")] = Path("recipe.toml")
 
 
 class TuneSpec(Checked):
