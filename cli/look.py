@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.figures import counted
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
 from ..spec.tensors import ModelIO
 from . import tables
@@ -55,7 +56,7 @@ def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
 
 
 def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
-    samples, tensors = (tables.counted(facts[f"{noun}s"], noun) for noun in ("sample", "tensor"))
+    samples, tensors = (counted(facts[f"{noun}s"], noun) for noun in ("sample", "tensor"))
     session.say(f"  {samples}, method {facts['method']}, of model {facts['model'][:19]}…")
     session.say(f"  {tensors} observed, {facts['shared']} share their ranges")
     for name, reason in facts["skipped"].items():
@@ -148,7 +149,7 @@ def doctor(session: Session, options: DoctorCommand) -> int:
     session.say(", ".join(f"{name} {version}" for name, version in diagnosis.packages.items()))
     sets = ", ".join(machine["features"]) or "unknown instruction sets"
     memory, free = tables.bytes_text(machine["memory_bytes"]), tables.bytes_text(machine["free_bytes"])
-    threads = tables.counted(machine["threads"], "thread")
+    threads = counted(machine["threads"], "thread")
     session.say(f"processor: {sets}; {threads}, {memory} memory, {free} free on the disk")
     session.say(f"  {machine['int8']}")
     for index, gpu in enumerate(diagnosis.gpus):

@@ -110,10 +110,10 @@ def set_shapes(model: onnx.ModelProto, requested: Sequence[str | TensorInfo], dy
     _change(model.graph.output, changes)
     inferred = infer_shapes(model)
     for value in model.graph.output:
-        dims = zip(value.type.tensor_type.shape.dim, inferred.get(value.name, ()), strict=False)
-        for axis, (dim, extent) in enumerate(dims):
-            if not dim.WhichOneof("value"):
-                _set(dim, extent if isinstance(extent, int) else f"{value.name}_{axis}")
+        declared, known = value.type.tensor_type.shape.dim, inferred.get(value.name, ())
+        for axis, (place, extent) in enumerate(zip(declared, known, strict=False)):
+            if not place.WhichOneof("value"):
+                _set(place, extent if isinstance(extent, int) else f"{value.name}_{axis}")
 
 
 def _two_extents(axis: str, first: Dim, second: Dim) -> InvalidOption:
