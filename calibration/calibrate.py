@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.artifact import tool_versions
+from ..core.figures import counted
 from ..core.progress import Progress, silent
 from ..data.batches import Data
 from ..data.readers import Batch
@@ -128,7 +129,7 @@ def _submit_units(
         starts = range((shard.part - 1) * unit, total, shard.shards * unit)
         total = sum(min(unit, total - start) for start in starts)
     if start:
-        progress(f"continue after {workers.samples} samples", workers.samples, total)
+        progress(f"continue after {counted(workers.samples, 'sample')}", workers.samples, total)
     try:
         # Where the data allows it, units of other shards and units before `start` are not decoded.
         units: Iterator[tuple[int, Batch]] = enumerate(split_samples(data, workers.run))

@@ -14,12 +14,20 @@ from typing import Annotated
 
 import msgspec
 
+from ..core.figures import counted
 from ..core.notebook import Plot, html_of, plot_of
 from ..errors import CalibrationError
 from .histogram import Histogram
 from .thresholds import Method, amax, limits
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
+FEW = 8
+"""Most samples of a calibration that gets a warning."""
+
+
+def few_samples(subject: str, samples: int) -> list[str]:
+    """Return a warning if there are `FEW` samples or fewer; `subject` precedes their number."""
+    return [f"{subject} {counted(samples, 'sample')}; 64 to 256 are usual"] if 0 < samples <= FEW else []
 
 
 class Portion(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from ..core.progress import Progress, silent
 from ..errors import CalibrationError, InvalidOption, translate_errors
 from ..spec.words import METHODS
 from .histogram import BINS, Histogram, why_slow
-from .ranges import Portion, Ranges
+from .ranges import Portion, Ranges, few_samples
 from .thresholds import Method, amax_by_method
 
 FORMAT_VERSION = 2
@@ -248,6 +248,8 @@ def ranges_manifest(ranges: Ranges, stage: str, notes: Sequence[str] = (), **opt
     """Return the manifest of a stage's ranges for `artifact.commit`; `notes` describe the data."""
     warnings = [*notes]
     warnings += [reason] if stage == "calibrate" and (reason := why_slow()) else []
+    if options.get("shard", "1/1") == "1/1":
+        warnings += few_samples("calibrated on", ranges.samples)
     if not ranges.samples:
         warnings.append("no sample was observed: this part of the data is empty")
     return Manifest(

@@ -14,6 +14,7 @@ import re
 import struct
 from pathlib import Path
 
+from ..core.figures import counted
 from ..core.files import require_file
 from ..errors import CalibrationError, InvalidOption, translate_errors
 from ..model.graph.onnx_file import read_weightless
@@ -83,7 +84,7 @@ def read_cache(path: Path, model: Path) -> Ranges:
     unknown = sorted(set(scales) - tensors - weights - {name for name in scales if _INTERNAL.search(name)})
     if unknown:
         raise CalibrationError(
-            f"{path}: names {len(unknown)} of {len(scales)} tensors that {model} does not have: "
+            f"{path}: names {len(unknown)} of {counted(len(scales), 'tensor')} that {model} does not have: "
             f"{', '.join(unknown[:3])}{', …' if len(unknown) > 3 else ''}",
             hint="a cache belongs to the file that it was made with",
             file=path,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.figures import counted
 from ..errors import IntentNotReached
 from ..spec.artifacts import BuildCommand, QuantizeCommand, RefitCommand, ReproduceCommand
 from ..spec.decode import Refused
@@ -83,7 +84,8 @@ def calibrate(session: Session, options: CalibrateCommand) -> None:
     )
     proof = artifact.manifest.proof
     shared = f", {proof['shared']} more share their ranges" if proof["shared"] else ""
-    present_artifact(session, artifact, f"{proof['tensors']} tensors over {proof['samples']} samples{shared}")
+    tensors, samples = counted(proof["tensors"], "tensor"), counted(proof["samples"], "sample")
+    present_artifact(session, artifact, f"{tensors} over {samples}{shared}")
 
 
 @verb(
@@ -129,7 +131,9 @@ def _search_lines(proof: dict[str, Any], *, verbose: bool) -> list[str]:
     ]
     smoothed, left_alone = proof.get("smoothed", {}), proof.get("left_alone", {})
     if smoothed:
-        lines.append(f"smoothed: {len(smoothed)} tensors, {len(left_alone)} products left alone")
+        lines.append(
+            f"smoothed: {counted(len(smoothed), 'tensor')}, {counted(len(left_alone), 'product')} left alone"
+        )
     if verbose:
         lines += [f"smoothed: {name} ({how})" for name, how in smoothed.items()]
         lines += [f"not smoothed: {name} ({reason})" for name, reason in left_alone.items()]
@@ -180,8 +184,9 @@ def build(session: Session, options: BuildCommand) -> None:
     ]
     if proof.get("engine_layers"):
         lines.append(
-            f"engine: {proof['engine_layers']} layers ({proof['fused_layers']} fused), {proof['tactics']} "
-            f"tactics, {bytes_text(float(str(proof['device_memory_bytes'])))} of device memory"
+            f"engine: {counted(proof['engine_layers'], 'layer')} ({proof['fused_layers']} fused), "
+            f"{counted(proof['tactics'], 'tactic')}, "
+            f"{bytes_text(float(str(proof['device_memory_bytes'])))} of device memory"
         )
     elif artifact.manifest.kind == "engine" and not proof.get("has_run"):
         lines.append("not run: verified only by the types of the network")
@@ -229,10 +234,10 @@ def reproduce(session: Session, options: ReproduceCommand) -> None:
     from ..building.build import reproduce as write_reproducer
 
     reproducer = write_reproducer(options.model, options.output, options, progress=session.progress)
-    nodes = f"{reproducer.nodes} of {reproducer.nodes_before} nodes"
+    nodes = f"{reproducer.nodes} of {counted(reproducer.nodes_before, 'node')}"
     session.json({**asdict(reproducer), "folder": str(reproducer.folder)})
     session.say(f"{options.target} {reproducer.failure.kind}, {reproducer.way}: {reproducer.failure.words}")
-    session.say(f"{reproducer.folder}: {nodes} show it, found in {reproducer.trials} trials")
+    session.say(f"{reproducer.folder}: {nodes} show it, found in {counted(reproducer.trials, 'trial')}")
     session.say(f"run it with the runtime alone: cd {reproducer.folder} && python run.py")
 
 
@@ -295,7 +300,8 @@ def show(session: Session, options: ShowRangesCommand) -> None:
             "skipped": dict(stored.skipped),
         }
     )
-    session.say(f"{file}  {stored.samples} samples, {len(summaries)} tensors, {method} for {options.target}")
+    counts = f"{counted(stored.samples, 'sample')}, {counted(len(summaries), 'tensor')}"
+    session.say(f"{file}  {counts}, {method} for {options.target}")
     _print_summaries(session, shown_summaries)
     for name, reason in stored.skipped.items():
         session.say(f"  skipped {name}: {reason}")
@@ -328,9 +334,8 @@ def merge(session: Session, options: MergeRangesCommand) -> None:
     from ..calibration.ranges_file import merge_files
 
     artifact = merge_files(options.files, options.output, progress=session.progress)
-    present_artifact(
-        session, artifact, f"{artifact.manifest.proof['samples']} samples of {len(options.files)} files"
-    )
+    samples = counted(artifact.manifest.proof["samples"], "sample")
+    present_artifact(session, artifact, f"{samples} of {counted(len(options.files), 'file')}")
 
 
 @verb(
@@ -349,7 +354,7 @@ def cache(session: Session, options: RangesCacheCommand) -> None:
     write_text(options.output, text)
     lines = text.splitlines()
     session.json({"path": str(options.output), "header": lines[0], "tensors": len(lines) - 1})
-    session.say(f"{options.output}  {lines[0]}, {len(lines) - 1} tensors")
+    session.say(f"{options.output}  {lines[0]}, {counted(len(lines) - 1, 'tensor')}")
 
 
 for _command in (show, merge, cache):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.figures import counted
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
 from ..spec.tensors import ModelIO
 from . import tables
@@ -56,8 +57,9 @@ def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
 
 
 def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
-    session.say(f"  {facts['samples']} samples, method {facts['method']}, of model {facts['model'][:19]}…")
-    session.say(f"  {facts['tensors']} tensors observed, {facts['shared']} share their ranges")
+    samples, tensors = (counted(facts[f"{noun}s"], noun) for noun in ("sample", "tensor"))
+    session.say(f"  {samples}, method {facts['method']}, of model {facts['model'][:19]}…")
+    session.say(f"  {tensors} observed, {facts['shared']} share their ranges")
     for name, reason in facts["skipped"].items():
         session.say(f"  skipped {name}: {reason}")
     session.say(f"  qcompile ranges show {facts['file']} lists them")
@@ -148,7 +150,8 @@ def doctor(session: Session, options: DoctorCommand) -> int:
     session.say(", ".join(f"{name} {version}" for name, version in diagnosis.packages.items()))
     sets = ", ".join(machine["features"]) or "unknown instruction sets"
     memory, free = tables.bytes_text(machine["memory_bytes"]), tables.bytes_text(machine["free_bytes"])
-    session.say(f"processor: {sets}; {machine['threads']} threads, {memory} memory, {free} free on the disk")
+    threads = counted(machine["threads"], "thread")
+    session.say(f"processor: {sets}; {threads}, {memory} memory, {free} free on the disk")
     session.say(f"  {machine['int8']}")
     for index, gpu in enumerate(diagnosis.gpus):
         session.say(f"GPU {index}: {gpu.name}, {tables.bytes_text(gpu.memory_bytes)}, CUDA {gpu.cuda}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.figures import decibels
+from ..core.figures import counted, decibels
 from ..spec.decode import Refused
 from ..spec.looking import ReportCommand
 from ..spec.measure import BenchCommand, DiffCommand, DiffSpec, GateCommand, LayerDiffSpec
@@ -107,7 +107,7 @@ def gate_table(result: GateResult) -> TerminalTable:
     from ..bench.gate.gate import cells_of
 
     titles = ("artifact", "check", "old", "new", "change", "verdict")
-    title = f"{result.machine} · {result.threads} threads"
+    title = f"{result.machine} · {counted(result.threads, 'thread')}"
     table = tables.make_table(title, *titles, spare=("old", "new"))
     for pair, check in result.checks():
         tables.add_row(table, *cells_of(result, pair, check))
@@ -237,8 +237,8 @@ ROWS = 15
 def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> TerminalTable:
     """Return the table of the layers with the largest loss, the first bad one on top."""
     table = tables.make_table(
-        f"{diff.artifact} against {diff.reference}: {diff.samples} samples, {len(diff.layers)} of "
-        f"{diff.pairs.paired} pairs of tensors, judged as {diff.precision}",
+        f"{diff.artifact} against {diff.reference}: {counted(diff.samples, 'sample')}, {len(diff.layers)} of "
+        f"{counted(diff.pairs.paired, 'pair')} of tensors, judged as {diff.precision}",
         "tensor", "operator", "node", "SNR", "lost here", "largest error", "elements",
         spare=("node", "elements", "operator"),
     )  # fmt: skip
@@ -304,7 +304,7 @@ def inside(diff: LayerDiff) -> list[str]:
 
 def footer(diff: LayerDiff) -> str:
     tapped, plain = map(tables.bytes_text, (diff.peak_memory_bytes, diff.plain_peak_memory_bytes))
-    return f"{diff.runs} runs of the artifact; peak memory {tapped} with taps, {plain} without"
+    return f"{counted(diff.runs, 'run')} of the artifact; peak memory {tapped} with taps, {plain} without"
 
 
 def unpaired(diff: LayerDiff) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.figures import counted
 from ..core.processes.untrusted import is_child
 from ..errors import InvalidOption, QCompileError
 from ..spec import recipes
@@ -72,7 +73,7 @@ def listener_of(session: Session, executor: Executor | None = None) -> StageList
     recipes.RunCommand,
     "qcompile run examples/digits/recipe.toml",
     "qcompile run recipe.toml -o /tmp/out --again bench",
-    "qcompile run recipe.toml --dry-run",
+    "qcompile run --dry-run",
     "qcompile run recipe.toml --scheduler tcp://127.0.0.1:8786",
     "qcompile run --schema > recipe.schema.json",
 )
@@ -80,10 +81,6 @@ def run(session: Session, options: recipes.RunCommand) -> int:
     if options.schema:
         click.echo(json.dumps(recipes.recipe_schema(), indent=2), file=session.results)
         return 0
-    if options.recipe is None:
-        raise InvalidOption(
-            "`recipe` is missing", hint="qcompile run --help lists the options", option="recipe"
-        )
     from ..pipeline.plan import plan
     from ..pipeline.run import run as run_recipe
 
@@ -198,7 +195,7 @@ def _show_plan(session: Session, planned: Plan) -> int:
         return 0
     total_s = planned.total("seconds")
     session.say(
-        f"to do: {len(planned.pending)} of {len(planned.stages)} stages, "
+        f"to do: {len(planned.pending)} of {counted(len(planned.stages), 'stage')}, "
         f"{'some of unknown time' if total_s is None else f'about {total_s:.0f} s'}, "
         f"{bytes_text(planned.peak_bytes)} of memory, {bytes_text(planned.total('disk_bytes'))} of disk; "
         "nothing was run"

@@ -10,6 +10,7 @@ from ..core.figures import (
     DASH,
     accuracy_text,
     bytes_text,
+    counted,
     decibels,
     drop_interval,
     drop_text,
@@ -63,8 +64,8 @@ def results_table(results: Results, *, width: int) -> TerminalTable:
         column.key: column.title_in("terminal" if wide else "narrow") for column in columns_of("terminal")
     }
     table = make_table(
-        f"{f'{shapes} · ' if shapes else ''}{settings['threads']} threads · {machine['processor']} · "
-        f"speed-up against {baseline} with its {interval_words(results.confidence)}",
+        f"{f'{shapes} · ' if shapes else ''}{counted(settings['threads'], 'thread')} · "
+        f"{machine['processor']} · speed-up against {baseline} with its {interval_words(results.confidence)}",
         "artifact",
         *(["measurement"] if results.machines else []),
         *titles.values(),
@@ -193,7 +194,7 @@ def accuracy_line(accuracy: AccuracyComparison) -> str:
     unit = accuracy.unit
     values = " and ".join(accuracy_text(value, unit) for value in (accuracy.reference, accuracy.artifact))
     drop = f"{drop_text(accuracy.drop, unit)} {drop_interval(accuracy.low, accuracy.high, unit)}".rstrip()
-    line = f"{accuracy.metric}: {values} on {accuracy.samples} samples, drop {drop} {unit}"
+    line = f"{accuracy.metric}: {values} on {counted(accuracy.samples, 'sample')}, drop {drop} {unit}"
     if accuracy.max_drop is not None:
         is_proven = accuracy.high is None or accuracy.high <= accuracy.max_drop
         verdict = "pass" if accuracy and is_proven else "pass on these samples" if accuracy else "TOO LARGE"

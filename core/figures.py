@@ -34,6 +34,11 @@ def figure(value: float | None) -> str:
     return _signed(f"{value:,.{decimals}f}")
 
 
+def counted(count: object, noun: str) -> str:
+    """Return a count and its noun: "1 thread", "2 threads"."""
+    return f"{count} {noun}{'' if str(count) == '1' else 's'}"
+
+
 def times(value: float | None, decimals: int = 2) -> str:
     """Return "3.59×"."""
     if value is None:

@@ -14,7 +14,7 @@ import io
 import itertools
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +24,18 @@ from numpy.typing import NDArray
 from ..core.files import digest_files
 from ..errors import DataError, translate_errors
 from ..spec.tensors import TensorInfo
-from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs, take_labels
+from .readers import (
+    LABELS,
+    Batch,
+    Reader,
+    SampleSet,
+    Shapes,
+    extent_of,
+    is_one_hot,
+    label_name,
+    require_inputs,
+    take_labels,
+)
 
 Arrays = dict[str, NDArray[Any]]
 POSITION = "arr_"
@@ -114,15 +125,17 @@ class ArraySet(SampleSet):
         """The numbers of the samples."""
         return [str(number) for number in range(self._open().count)]
 
-    def classes(self) -> Sequence[int] | None:
-        classes: list[int] = []
-        if any(tensor.name == LABELS for tensor in self._inputs):
-            return None
+    def classes(self) -> Sequence[Hashable] | None:
+        classes: list[Hashable] = []
         for path in self._files():
-            if path.suffix != ".npz" or len(read_shapes(path).get(LABELS, ())) != 1:
+            shapes = read_shapes(path)
+            name = label_name(shapes, self._inputs, str(path))
+            if path.suffix != ".npz" or name is None or len(shapes[name]) not in (1, 2):
                 return None
-            labels = map_arrays(path)[LABELS]
-            if labels.dtype.kind not in "iu":
+            labels = map_arrays(path)[name]
+            if is_one_hot(labels):
+                labels = labels.argmax(axis=1)
+            if labels.ndim != 1 or labels.dtype.kind not in "iuUS":
                 return None
             classes += labels.tolist()
         return classes
@@ -174,7 +187,8 @@ class _Rows(Reader):
                 )
                 for name, array in arrays.items()
             }
-            yield Batch(feeds, take_labels(feeds, self._inputs), f"{self._path.name}[{first}:{end}]")
+            where = f"{self._path.name}[{first}:{end}]"
+            yield Batch(feeds, take_labels(feeds, self._inputs, where), where)
         if self._path.suffix == ".npz" and self._is_whole:
             with _numpy_errors(self._path), zipfile.ZipFile(self._path) as archive:
                 if damaged := archive.testzip():
@@ -248,8 +262,9 @@ class _Files(_Stored):
 
         def load(number: int) -> Batch:
             file = files[number]
-            arrays = _key_by_input(file, load_arrays(file), inputs)
-            labels = take_labels(arrays, inputs)
+            arrays = load_arrays(file)
+            labels = take_labels(arrays, inputs, str(file))
+            arrays = _key_by_input(file, arrays, inputs)
             feeds = {  # a file holds a batch, or one sample without the first axis
                 name: arrays[name][None] if arrays[name].ndim == rank - 1 else arrays[name]
                 for name, rank in ranks.items()
@@ -266,15 +281,13 @@ class _Inferences(_Stored):
 
     def __init__(self, path: Path, inputs: Sequence[TensorInfo]) -> None:
         inferences, names = load_polygraphy(path), [tensor.name for tensor in inputs]
-        labels = None if LABELS in names else LABELS
+        labels = [take_labels(feeds, inputs, f"{path.name}[{n}]") for n, feeds in enumerate(inferences)]
         shapes = [
-            {name: feeds[name].shape for name in (*names, *feeds) if name in feeds and name != labels}
-            for feeds in inferences
+            {name: feeds[name].shape for name in (*names, *feeds) if name in feeds} for feeds in inferences
         ]
 
         def load(number: int) -> Batch:
-            feeds = dict(inferences[number])
-            return Batch(feeds, take_labels(feeds, inputs), f"{path.name}[{number}]")
+            return Batch(dict(inferences[number]), labels[number], f"{path.name}[{number}]")
 
         super().__init__(shapes, load)
 
@@ -337,7 +350,7 @@ def _key_by_input(path: Path, values: dict[str, Any], inputs: Sequence[TensorInf
 
 def _by_position(values: dict[str, Any], inputs: Sequence[TensorInfo]) -> dict[str, Any]:
     """Return values without names by input name, in the order of the inputs; labels may follow."""
-    names = [*(tensor.name for tensor in inputs), LABELS]
+    names = [*(tensor.name for tensor in inputs), LABELS[0]]
     positions = [f"{POSITION}{number}" for number in range(len(values))]
     if len(names) - len(values) not in (0, 1) or {*positions} != {*values} or POSITION + "0" in names:
         return values

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ..core.figures import counted
 from ..errors import DataError, InvalidOption
 from ..model.sources.source import Source, digest_source, parse_source
 from ..spec.tensors import Feeds, TensorInfo, check_feeds, samples_in
@@ -43,8 +44,10 @@ class Spread:
 
     def __str__(self) -> str:
         if self.samples >= self.total:
-            return f"{self.samples} samples"
-        return f"{self.samples} of {'' if self.is_all else 'the first '}{self.total} samples, spread"
+            return counted(self.samples, "sample")
+        return (
+            f"{self.samples} of {'' if self.is_all else 'the first '}{counted(self.total, 'sample')}, spread"
+        )
 
 
 def _evenly(items: Sequence[Item], count: int) -> list[Item]:
@@ -209,7 +212,8 @@ class Data:
         reader = self._reader
         notes = [*self._samples.notes, *reader.notes, *reader.notes_of(self._groups)]
         if missing := len(self._order) - sum(map(len, self._groups)):
-            notes.append(f"the last {missing} samples fill no batch of {self.batch_size}, and are left out")
+            last = f"the last {counted(missing, 'sample')}"
+            notes.append(f"left out: {last}, too few for a batch of {self.batch_size}")
         return notes
 
     @functools.cached_property
@@ -219,7 +223,7 @@ class Data:
             raise self._empty("what the keys leave out")
         if not self._all_groups:
             raise DataError(
-                f"{self.spec}: at most {len(self._order)} samples; "
+                f"{self.spec}: at most {counted(len(self._order), 'sample')}; "
                 f"the model requires batches of {self.batch_size}",
                 hint="raise the limit, or export the model with a dynamic batch",
             )
@@ -248,7 +252,7 @@ class Data:
             return sorted(order)
         if not order and self.query.part and names:
             raise DataError(
-                f"{self.spec}: none of {len(names)} samples is in this half",
+                f"{self.spec}: none of {counted(len(names), 'sample')} is in this half",
                 hint="use another seed, or a separate set for each half",
             )
         return order

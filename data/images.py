@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.figures import counted
 from ..core.files import digest_files, nearest_name, require_file
 from ..errors import DataError, MissingFile, first_line, translate_errors
 from ..model.sources.preprocessing import ImagePreprocessing, is_channels_last
@@ -48,7 +49,7 @@ class ImageFolder(readers.SampleSet):
         inside = [name for name in self.names if "/" in name]
         self.has_classes = len({name.split("/")[0] for name in inside}) > 1
         if self.has_classes and (loose := len(self.names) - len(inside)):
-            note = f"{loose} images lie in {self.root} beside the folders of classes, and are left out"
+            note = f"left out: {counted(loose, 'image')} of {self.root} beside the folders of classes"
             self.notes = [*self.notes, note]
         self.names = inside if self.has_classes else self.names
 

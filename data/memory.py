@@ -81,9 +81,7 @@ def stored(
             with _reading(option), quiet():
                 value.save_to_disk(str(place))
         else:
-            items = _items(value, option)
-            items = map(_with_labels, items) if is_of_datasets else items
-            _save_items(items, place, option, inputs, limit)
+            _save_items(_items(value, option), place, option, inputs, limit)
         final = _folder() / f"{_PREFIX}{_digest(place)}{suffix}"
         if not final.exists():
             place.rename(final)
@@ -192,11 +190,6 @@ def _save_items(
         raise DataError(f"`{option}`: holds no samples; at least one is required")
 
 
-def _with_labels(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row of `datasets` with its column `label` named as ours."""
-    return {LABELS if name == "label" and LABELS not in row else name: row[name] for name in row}
-
-
 def _arrays_of(item: Any, where: str) -> dict[str, NDArray[Any]]:
     """Return the arrays of an item by name; those of a tuple, or a single array, by position."""
     labels = None
@@ -207,9 +200,9 @@ def _arrays_of(item: Any, where: str) -> dict[str, NDArray[Any]]:
         return {f"{POSITION}{index}": copy_array(value, where) for index, value in enumerate(values)}
     arrays = {str(name): copy_array(value, where) for name, value in item.items()}
     if labels is not None:
-        if LABELS in arrays:
-            raise DataError(f"{where}: holds {LABELS!r}, and further labels beside the dict")
-        arrays[LABELS] = copy_array(labels, where)
+        if present := [name for name in LABELS if name in arrays]:
+            raise DataError(f"{where}: holds {present[0]!r}, and further labels beside the dict")
+        arrays[LABELS[0]] = copy_array(labels, where)
     return arrays
 
 

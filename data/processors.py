@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.figures import counted
 from ..core.memory import require_address_space
 from ..core.progress import quiet
 from ..errors import DataError, translate_errors
@@ -108,7 +109,8 @@ class TextReader(Reader):
         label = None if self._labels is None else self._labels[index]
         text, where = self.text(index), self._table.where(index)
         if isinstance(label, list) and len(label) != len(text[0]):
-            raise DataError(f"{where}: {len(label)} labels; one for each of {len(text[0])} words is required")
+            count, words = counted(len(label), "label"), counted(len(text[0]), "word")
+            raise DataError(f"{where}: {count}; one for each of {words} is required")
         return Sample({"text": text}, label, where)
 
     def join(self, samples: Sequence[Sample]) -> Batch:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.artifact import cached_digest
+from ..core.figures import counted
 from ..core.installation import import_package
 from ..errors import DataError, QCompileError, translate_errors
 from ..model.sessions.session import granted_cores
@@ -32,7 +33,8 @@ Result = TypeVar("Result")
 Shapes = Mapping[str, tuple[int, ...]]
 """Input name to the shape of a batch."""
 
-LABELS = "labels"
+LABELS = ("labels", "label", "y", "target", "targets")
+"""Names of labels among the arrays of a batch, where no input of the model has the name."""
 MOST_THREADS = 8
 AHEAD = 2
 """Samples decoded ahead per thread, finished or in progress."""
@@ -268,9 +270,9 @@ def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
         item, paired_labels = item
     if isinstance(item, Mapping):
         arrays = {str(name): copy_array(value, where) for name, value in item.items()}
-        labels = take_labels(arrays, inputs)
+        labels = take_labels(arrays, inputs, where) if paired_labels is None else paired_labels
         require_inputs(arrays, inputs, where)
-        return Batch(arrays, labels if paired_labels is None else copy_array(paired_labels, where), where)
+        return Batch(arrays, None if labels is None else copy_array(labels, where), where)
     names = [tensor.name for tensor in inputs]
     values = [copy_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
     if len(values) - len(names) not in (0, 1):
@@ -282,9 +284,29 @@ def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
     return Batch(dict(zip(names, values, strict=True)), labels, where)
 
 
-def take_labels(arrays: dict[str, Any], inputs: Sequence[TensorInfo]) -> Any:
-    """Remove the labels from the arrays of a batch and return them; None if `labels` is a model input."""
-    return None if any(tensor.name == LABELS for tensor in inputs) else arrays.pop(LABELS, None)
+def label_name(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> str | None:
+    """Return the name of the labels, None without labels; raise DataError if several names fit."""
+    of_inputs = {tensor.name for tensor in inputs}
+    labels = [name for name in LABELS if name in names and name not in of_inputs]
+    if len(labels) > 1:
+        raise DataError(
+            f"{where}: {' and '.join(labels)} are names of labels; one array of labels is required",
+            hint=f"remove or rename all but one of {', '.join(labels)}",
+        )
+    return next(iter(labels), None)
+
+
+def take_labels(arrays: dict[str, Any], inputs: Sequence[TensorInfo], where: str) -> Any:
+    """Remove the labels from the arrays of a batch and return them; None without labels."""
+    name = label_name(arrays, inputs, where)
+    return None if name is None else arrays.pop(name)
+
+
+def is_one_hot(labels: NDArray[Any]) -> bool:
+    """Return whether labels [n, classes] are rows of zeros with a single 1."""
+    if labels.ndim != 2 or labels.shape[1] < 2 or labels.dtype.kind not in "fiub":
+        return False
+    return bool(np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all())
 
 
 def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:
@@ -342,7 +364,7 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
         message = f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required"
         raise DataError(message, file=root)
     strays = sum(not name.lower().endswith((*IMAGES, *_SIDECARS)) for name in files)
-    return names, [f"{strays} files in {root} are no images, and are left out"] if strays else []
+    return names, [f"left out: {counted(strays, 'file')} of {root} without an image"] if strays else []
 
 
 def split_folder(spelling: Spelling) -> Path:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.figures import counted
 from ..core.progress import quiet
 from ..errors import DataError, QCompileError, first_line
 from ..spec.tensors import TensorInfo
@@ -110,7 +111,7 @@ class RowSet(readers.SampleSet):
         elif len({name.split("/")[0] for name in names if "/" in name}) > 1:
             columns["label"] = [name.split("/")[0] if "/" in name else "" for name in names]
         strays = len(self.files) - len(media) - len(metadata)
-        self.notes = [f"{strays} files in {self.root} are left out"] if strays else []
+        self.notes = [f"left out: {counted(strays, 'file')} of {self.root}"] if strays else []
         return Table(self.root, columns, self.spelling, names=names)
 
     def _files_of_split(self, files: Sequence[Path]) -> list[Path]:

@@ -68,6 +68,18 @@ def class_numbers(
        class names.
     """
     names = sorted(set(names))
+    numbers, unknown = fixed_numbers(names, classes)
+    if not unknown:
+        return numbers, []
+    notes = [
+        f"{what} are numbered in sorted order: {len(unknown)} of {len(names)} names, as {unknown[0]!r}, "
+        f"are none of the model's {len(classes)} classes, as {classes[0]!r}"
+    ] if classes else []  # fmt: skip
+    return {name: number for number, name in enumerate(names)}, notes
+
+
+def fixed_numbers(names: Sequence[str], classes: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """Return numbers of names by the first two rules of `class_numbers`, and the names that break these."""
     synonyms: dict[str, set[int]] = {}
     for number, text in enumerate(classes):
         for name in {_normalized(text), *(_normalized(part) for part in text.split(","))}:
@@ -78,11 +90,7 @@ def class_numbers(
         return {name: unique[_normalized(name)] for name in names}, []
     if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
         return {name: int(name) for name in names}, []
-    notes = [
-        f"{what} are numbered in sorted order: {len(unknown)} of {len(names)} names, as {unknown[0]!r}, "
-        f"are none of the model's {len(classes)} classes, as {classes[0]!r}"
-    ] if classes else []  # fmt: skip
-    return {name: number for number, name in enumerate(names)}, notes
+    return {}, unknown
 
 
 def _normalized(name: str) -> str:

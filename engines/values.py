@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.artifact import Check
+from ..core.figures import counted
 from ..core.files import temporary_folder
 from ..core.processor import isa_here, why_not_exact
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
@@ -156,12 +157,10 @@ def check_values(
         for name, each in outputs.items()
         if each.has_wrong_shape_or_type
     }
-    counts = {
-        "random inputs": sum(map(samples_in, random)),
-        "of other extents": len(comparison.other_extents) - bool(comparison.refused),
-    }  # fmt: skip
-    data_text = request.spread or f"{sum(map(samples_in, samples))} samples"
-    parts = [f"{count} {kind}" for kind, count in counts.items() if count]
+    other = len(comparison.other_extents) - bool(comparison.refused)
+    data_text = request.spread or counted(sum(map(samples_in, samples)), "sample")
+    parts = [counted(sum(map(samples_in, random)), "random input")] if random else []
+    parts += [f"{other} of other extents"] if other else []
     inputs_text = " and ".join([data_text, *parts] if samples else parts).replace("spread and", "spread, and")
     if places:
         inputs_text += f", in front of {selecting_operators(whole_graph)}"

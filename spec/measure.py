@@ -149,7 +149,7 @@ class BenchSpec(BenchOptions):
     data: Annotated[Samples, "Samples; the first batch is timed instead of random input."] = None
     evaluation: Evaluation = None
     inputs: Inputs = ()
-    batch_size: Annotated[int | None, "Samples per call of a model with a dynamic batch."] = None
+    batch_size: Annotated[Count | None, "Samples per call of a model with a dynamic batch."] = None
     trust: Trust = False
 
 
@@ -261,7 +261,7 @@ class GateOptions(Checked):
     evaluation: Evaluation = None
     metric: MetricName = AUTO
     inputs: Inputs = ()
-    batch_size: Annotated[int | None, "Samples per call of a model with a dynamic batch."] = None
+    batch_size: Annotated[Count | None, "Samples per call of a model with a dynamic batch."] = None
     threads: Annotated[
         Natural, "Threads of every artifact; 0 means all usable cores. Use 1 on a shared machine."
     ] = 0

@@ -26,6 +26,7 @@ from .words import (
     METRIC_PATTERN,
     ORIGINAL,
     TARGETS,
+    Count,
     File,
     Gpus,
     InputShapes,
@@ -230,9 +231,9 @@ class RunOptions(RunSpec, SchedulerOptions):
 
 
 class RunCommand(RunOptions):
-    """Run the stages of a RECIPE. Finished stages are skipped, even after a kill."""
+    """Run the stages of RECIPE, by default recipe.toml. Finished stages are skipped, even after a kill."""
 
-    recipe: Annotated[Path | None, argument("TOML file.")] = None
+    recipe: Annotated[Path, argument("TOML file.")] = Path("recipe.toml")
     schema: Annotated[bool, "Print the JSON Schema of recipes, for editors."] = False
 
 
@@ -245,13 +246,13 @@ class SweepSpec(RunSpec):
 
 
 class SweepCommand(SweepSpec, RunOptions):
-    """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. A
-    failed cell reports the reason; a second run does only the missing work.
+    """Run the recipes of the matrix in `[sweep]` of RECIPE, by default recipe.toml: model x shape x target x
+    precision x GPU. A failed cell reports the reason; a second run does only the missing work.
 
     OUTPUT/results.json and OUTPUT/report.html hold all cells. The exit code is 1 if a cell failed.
     """
 
-    recipe: Annotated[Path, argument("TOML file.")]
+    recipe: Annotated[Path, argument("TOML file.")] = Path("recipe.toml")
 
 
 class TuneSpec(Checked):
@@ -266,8 +267,8 @@ class TuneSpec(Checked):
     inputs: Inputs = ()
     method: Annotated[MethodChoice, f"Method that chooses the thresholds: {METHOD}."] = ""
     exclude: Exclude = ()
-    samples: Annotated[int | None, "Largest number of samples to measure accuracy on."] = None
-    batch_size: Annotated[int | None, "Samples per call of the latency measurement."] = None
+    samples: Annotated[Count | None, "Largest number of samples to measure accuracy on."] = None
+    batch_size: Annotated[Count | None, "Samples per call of the latency measurement."] = None
     threads: Annotated[Natural, "Threads of every artifact; 0 means all cores."] = 0
     max_time_s: Annotated[MaxTime, "Time limit of each measurement, in seconds."] = 60.0
 

@@ -263,9 +263,7 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
     names = [tensor.name for tensor in inputs]
     if unknown := [name for name in feeds if name not in names]:
         problem = f"{subject}: no input {unknown[0]!r} in the model; it takes {', '.join(names)}"
-        hint = "key the arrays by the model's input names"
-        if unknown[0] in ("label", "y", "target", "targets"):
-            hint = "yield (inputs, labels)" + ("" if "labels" in names else ", or call the labels 'labels'")
+        hint = "key the arrays by the model's input names, and labels by 'labels'"
         raise DataError(problem, hint=hint, tensor=unknown[0])
     for tensor in inputs:
         array, problem, hint = feeds.get(tensor.name), "", ""

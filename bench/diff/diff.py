@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...core.figures import counted
 from ...core.notebook import html_of
 from ...core.processes.worker import Worker
 from ...core.progress import Progress, silent
@@ -137,7 +138,14 @@ def diff(
         count = sum(map(samples_in, feeds))
     outputs = judge(sides[0], sides[1], precision, tolerances, rules, forms)
     return OutputComparison(
-        reference, artifact, precision, count, outputs, comparison, notes, spread_text or f"{count} samples"
+        reference,
+        artifact,
+        precision,
+        count,
+        outputs,
+        comparison,
+        notes,
+        spread_text or counted(count, "sample"),
     )
 
 

@@ -60,8 +60,8 @@ def latency_check(old: Row, new: Row, limits: GateOptions) -> GateCheck:
         return GateCheck(
             "latency", "failed" if decision == "slower" else "passed", before, after, change, text
         )
-    count = "1 launch does" if ratio.launches == 1 else f"{ratio.launches} launches do"
-    text += f"; {count} not decide"
+    count = "1 launch" if ratio.launches == 1 else f"{ratio.launches} launches"
+    text += f"; {count} cannot decide"
     hint = "raise `max_time_s`, or use a quieter machine; with busy cores, `threads` 1"
     return GateCheck("latency", "undecided", before, after, change, text, hint)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 from ...core.artifact import digest_artifact, is_manifest, read_manifest
-from ...core.figures import DASH
+from ...core.figures import DASH, counted
 from ...core.plain_text import plain
 from ...core.progress import Progress, silent
 from ...engines.gpu import is_every_gpu
@@ -164,7 +164,7 @@ def markdown(result: GateResult) -> str:
     lines += [cells_of(result, pair, check) for pair, check in result.checks()]
     rows = ["| " + " | ".join(map(markdown_cell, cells)) + " |" for cells in lines]
     notes = [f"- {markdown_cell(note)}" for note in notes_of(result)]
-    about = f"{result.machine}, {result.threads} threads; interleaved, with 99% intervals"
+    about = f"{result.machine}, {counted(result.threads, 'thread')}; interleaved, with 99% intervals"
     parts = (f"### qcompile gate: {result.words}", "\n".join(rows), "\n".join(notes), markdown_cell(about))
     return "\n\n".join(filter(None, parts)) + "\n"
 

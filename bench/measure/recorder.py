@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
+from ...core.figures import counted
 from ...errors import ArtifactError, InvalidOption, QCompileError
 from ...model.graph.graph import WeightStats
 from ..results.row import MOST_CALLS, Latency, Row, WarmUp
@@ -115,7 +116,9 @@ class Recorder:
             warm_up=warm_up and WarmUp(warm_up.calls, warm_up.seconds, warm_up.stable),
         )
         if len(latencies) < 100:
-            self.warn(name, f"p99 from {len(latencies)} calls is the slowest of them; measure longer")
+            self.warn(
+                name, f"p99 from {counted(len(latencies), 'call')} is the slowest of them; measure longer"
+            )
         if series.unsettled:
             self.warn(
                 name,

@@ -17,7 +17,6 @@ from .metric import (
     Scored,
     Truth,
     Values,
-    class_labels,
     divide,
     first_output,
     require_classes,
@@ -63,7 +62,7 @@ class TopK(Metric):
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, scores = first_output(outputs, truth.where)
         scores, labels = scores_over_labels(
-            scores, class_labels(truth, self.name), truth.where, classes_last=self.classes_last
+            scores, self.class_labels(truth, scores), truth.where, classes_last=self.classes_last
         )
         require_numbers(name, scores, truth.where, finite=False)
         counted = labels != IGNORED_POSITION if scores.ndim > 2 else np.ones(labels.shape, bool)
@@ -135,7 +134,7 @@ class MeanIoU(_ClassMetric):
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, output = first_output(outputs, truth.where)
-        labels = class_labels(truth, self.name)
+        labels = self.class_labels(truth, output)
         require_numbers(name, output, truth.where, finite=False)
         predictions, classes = _class_map(name, output, labels, truth.where)
         counted = labels != IGNORED_PIXEL
@@ -177,11 +176,11 @@ def _class_map(
 
 
 def predicted_classes(
-    outputs: Outputs, truth: Truth, metric: str, *, classes_last: bool
+    outputs: Outputs, truth: Truth, metric: Metric, *, classes_last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return predictions and labels of one shape, from scores or from classes in the labels' shape."""
     name, output = first_output(outputs, truth.where)
-    labels = class_labels(truth, metric)
+    labels = metric.class_labels(truth, output)
     require_numbers(name, output, truth.where, finite=False)
     if output.dtype.kind in "iub" and output.squeeze().shape == labels.squeeze().shape:
         return output.reshape(labels.shape).astype(np.int64), labels
@@ -202,7 +201,7 @@ class F1(_ClassMetric):
         self._average = average
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=self.classes_last)
+        predictions, labels = predicted_classes(outputs, truth, self, classes_last=self.classes_last)
         counted = labels != IGNORED_POSITION
         if self._average == "binary" and (labels[counted] > 1).any():
             raise DataError(
@@ -246,7 +245,7 @@ class EntityF1(Metric):
                 f"{self.name}: {names}; IOB2 tags (O, B-PER, I-PER, ...) are required",
                 hint="export with a `preprocessing` that names the classes, or give `metric` f1",
             )
-        predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)
+        predictions, labels = predicted_classes(outputs, truth, self, classes_last=True)
         require_classes(predictions, len(tags), truth.where)
         counted, table = labels != IGNORED_POSITION, []
         for counts, *sides in zip(counted, labels, predictions, strict=True):

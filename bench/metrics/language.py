@@ -25,7 +25,6 @@ from .metric import (
     Outputs,
     Scored,
     Truth,
-    class_labels,
     first_output,
     labels_of,
     require_classes,
@@ -55,7 +54,7 @@ class Perplexity(Metric):
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, logits = first_output(outputs, truth.where)
-        labels = class_labels(truth, self.name)
+        labels = self.class_labels(truth, logits)
         if logits.ndim != 3 or labels.shape != logits.shape[:2]:
             raise DataError(
                 f"{truth.where}: output {name!r} of shape {logits.shape} with labels of shape "

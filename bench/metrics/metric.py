@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.readers import require_package
+from ...data.readers import is_one_hot, require_package
+from ...data.table import fixed_numbers
 from ...errors import DataError
 from ...model.sources.preprocessing import Preprocessing, Task, preprocessing_of
 from ...spec.tensors import TensorInfo
@@ -109,6 +110,18 @@ class Metric(ABC):
         metric.inputs, metric.preprocessing = tuple(inputs), preprocessing_of(inputs)
         return metric
 
+    def class_labels(self, truth: Truth, output: NDArray[Any]) -> NDArray[np.int64]:
+        """Return labels as class indices: from numbers, names, or one-hot rows of the output's shape."""
+        labels = labels_of(truth, self.name)
+        if labels.dtype.kind in "USO":
+            return numbered(labels, self.preprocessing, truth.where)
+        if not are_classes(labels):
+            raise DataError(f"{truth.where}: labels of type {labels.dtype}; class indices are required")
+        if labels.shape == output.shape and output.dtype.kind == "f" and is_one_hot(labels):
+            self.note = self.note or f"{self.name}: {ONE_HOT}"
+            labels = labels.argmax(axis=1)
+        return labels.astype(np.int64)
+
     @property
     def classes_last(self) -> bool:
         """Whether the task's scores are [batch, positions, classes], as in transformers."""
@@ -174,6 +187,7 @@ def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool)
         raise DataError(f"{where}: output {name!r} holds an infinity; it has no accuracy", tensor=name)
 
 
+ONE_HOT = "one-hot labels are read as class indices"
 LABELS_HINT = "yield (inputs, labels), or put `labels` beside the arrays where no input has that name"
 
 
@@ -186,11 +200,21 @@ def labels_of(truth: Truth, metric: str, required: str = "them") -> NDArray[Any]
     return np.asarray(truth.labels)
 
 
-def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
-    labels = labels_of(truth, metric)
-    if not are_classes(labels):
-        raise DataError(f"{truth.where}: labels of type {labels.dtype}; class indices are required")
-    return labels.astype(np.int64)
+def numbered(labels: NDArray[Any], preprocessing: Preprocessing | None, where: str) -> NDArray[np.int64]:
+    """Return class indices of labels that are texts: whole numbers, or the model's class names."""
+    texts = np.char.decode(labels, "utf-8", "replace") if labels.dtype.kind == "S" else labels.astype(str)
+    names, places = np.unique(texts, return_inverse=True)
+    classes = preprocessing.classes if preprocessing else ()
+    numbers, unknown = fixed_numbers(names.tolist(), classes)
+    if unknown:
+        required = "class indices, as the model has no class names, are"
+        if classes:
+            required = f"an index, or one of the model's {len(classes)} classes, as {classes[0]!r}, is"
+        raise DataError(
+            f"{where}: label {unknown[0]!r}; {required} required",
+            hint="save class indices, or export with a `preprocessing` that names the `classes`",
+        )
+    return np.array([numbers[name] for name in names.tolist()], np.int64)[places].reshape(labels.shape)
 
 
 def are_classes(labels: NDArray[Any]) -> bool:

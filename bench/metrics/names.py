@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data.readers import is_one_hot
 from ...errors import DataError, InvalidOption
 from ...model.outputs.judgement import RowAgreement
 from ...model.sources.preprocessing import preprocessing_of
@@ -19,7 +20,7 @@ from ...spec.words import AUTO, METRIC, METRIC_PARAMETERS, METRICS
 from .classes import F1, EntityF1, MeanIoU, TopK, is_iob2
 from .detection import MeanAveragePrecision
 from .language import Divergence, ErrorRate, Perplexity
-from .metric import Metric, Outputs, Scored, Truth, are_classes, first_output
+from .metric import ONE_HOT, Metric, Outputs, Scored, Truth, are_classes, first_output, numbered
 from .values import DEFAULT_K, Ndcg, Neighbours, Similarity, Spearman, UserMetric, cosine, mean_squared_error
 
 # Name of the metric to a function of the full text and the parameter after the colon.
@@ -90,7 +91,10 @@ def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tupl
     labels = np.asarray(truth.labels)
     name, first = first_output(outputs, truth.where)
     if labels.dtype.kind in "USO":
-        return "wer", "labels are texts"
+        # Transcripts, unless the model has class names, or one score per class of each sample.
+        if task == "speech-recognition" or not (classes or (first.dtype.kind == "f" and first.ndim == 2)):
+            return "wer", "labels are texts"
+        labels = numbered(labels, preprocessing, truth.where)
     if labels.dtype.kind not in "fiub":
         raise DataError(f"{truth.where}: labels of type {labels.dtype}; numbers or texts are required")
     if (
@@ -125,6 +129,8 @@ def _choose_for_classes(
         if task == "token-classification":
             return "f1", "labels are a class of each token"
         if labels.shape == first.shape and first.dtype.kind == "f":
+            if is_one_hot(labels):
+                return "top1", ONE_HOT
             return "ndcg", "labels are the relevance of each item"
     if labels.ndim == 3:
         return "miou", "labels are a class of each pixel"

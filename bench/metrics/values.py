@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.figures import counted
 from ...errors import DataError, InvalidOption
 from ...model.outputs.masks import without_masks
 from ...model.sources.source import parse_source
@@ -274,7 +275,7 @@ class Neighbours(Metric):
     def unit_sums(self, scored: Scored) -> Floats:
         if scored.units <= self._k:
             raise DataError(
-                f"{self.name}: {scored.units} samples; more than {self._k} are required",
+                f"{self.name}: {counted(scored.units, 'sample')}; more than {self._k} are required",
                 hint=f"evaluate more samples, or give `metric` neighbours:{max(1, scored.units // 2)}",
             )
         baseline, artifact = np.split(scored.table, 2, axis=1)

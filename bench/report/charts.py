@@ -13,6 +13,7 @@ from ...calibration.ranges import Ranges
 from ...core.figures import (
     DASH,
     bytes_text,
+    counted,
     drop_interval,
     drop_text,
     figure,
@@ -211,7 +212,7 @@ def _over_time(
         for s, values in medians
     ]
     grid = svg.axes(x, y, (along, up))
-    return _lines(drawn, 256, f"{quantity} of {len(drawn)} artifacts from first to last", grid)
+    return _lines(drawn, 256, f"{quantity} of {counted(len(drawn), 'artifact')} from first to last", grid)
 
 
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
@@ -246,7 +247,9 @@ def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[Reported
             tip = f"{s.name}, {runs[run].get('created', '')}: {times(value)}"
             marks.append((x.at(run), y.at(value), tip))
         lines.append((s, marks))
-    return _lines(lines, 256, f"Speed-up of {len(histories)} artifacts over {len(runs)} runs", grid)
+    return _lines(
+        lines, 256, f"Speed-up of {counted(len(histories), 'artifact')} over {len(runs)} runs", grid
+    )
 
 
 def layers_by_precision(subject: ReportedArtifact) -> Counts:
@@ -297,7 +300,7 @@ def errors_chart(diff: LayerDiff) -> str:
         track = svg.bar(start, end - start, colour, opacity=opacity, tip=tip)
         rows.append(("", layer.tensor, value, track))
     first = f"the first that diverges is {bad}" if bad else "none diverges"
-    label = f"Signal-to-noise ratio of {len(worst)} tensors, the worst first; {first}"
+    label = f"Signal-to-noise ratio of {counted(len(worst), 'tensor')}, the worst first; {first}"
     return _rows(rows, scale, "signal-to-noise ratio, dB (longer is better)", label)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.figures import value_text
+from ...core.figures import counted, value_text
 from ...core.files import check_output, write_text
 from ...core.installation import import_package
 from ...errors import InvalidOption
@@ -23,6 +24,7 @@ from .svg import FAMILY_MARKS
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
     from typing_extensions import Unpack
 
     from ...spec.keywords import ReportKeywords
@@ -116,7 +118,15 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.globals["marks"] = FAMILY_MARKS
+    environment.filters["prose"] = _prose
     return environment.get_template(name)
+
+
+def _prose(text: object) -> Markup:
+    """Return a text as HTML: escaped, with code between backticks in <code>."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def style() -> str:
@@ -128,7 +138,7 @@ def _facts(source: ReportSource) -> list[str]:
     inputs: Mapping[str, Any] = settings.get("inputs") or {}
     threads = settings.get("threads")
     facts = [", ".join(f"{name}:{shape}" for name, shape in inputs.items())]
-    facts.append(f"{threads} threads" if threads != 1 else "1 thread")
+    facts.append(counted(threads, "thread"))
     if environment.get("processor"):
         facts.append(value_text(machine_text(environment)))
     return [text for text in facts if text]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.figures import accuracy_text, bytes_text, drop_interval, drop_text, figure, times
+from ...core.figures import accuracy_text, bytes_text, counted, drop_interval, drop_text, figure, times
 from ...spec.measure import Budget
 from ...spec.words import BASELINE, ORIGINAL
 from ..results.render import RUNTIMES, speedup_text
@@ -109,7 +109,7 @@ def _gains(
     accuracy, drop, unit = recommended.row.accuracy, recommended.drop, recommended.drop_unit
     if accuracy is not None and drop is not None:
         ends = "" if accuracy.statement else drop_interval(drop.low, drop.high, unit)
-        few = "" if ends else f"{accuracy.samples or 'too few'} samples: too few for an interval"
+        few = "" if ends else f"{counted(accuracy.samples or 'too few', 'sample')}: too few for an interval"
         shown = f" ({text})" if (text := accuracy.statement or few) else ""
         lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()
         parts.append(f"{accuracy.metric} {accuracy_text(accuracy.value, unit)}, {lost} lost{shown}")

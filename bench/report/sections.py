@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from ...core.figures import DASH, bytes_text, decibels, drop_text, figure, number, value_text
+from ...core.figures import DASH, bytes_text, counted, decibels, drop_text, figure, number, value_text
 from ..results.render import columns_of, interval_words, slowest_layers, warning_lines
 from ..results.row import Curve
 from ..results.statistics import DROP_CONFIDENCE, SMALLEST_DIFFERENCE
@@ -118,7 +118,9 @@ def accuracy_section(source: ReportSource) -> Section:
     base = source.baseline
     samples = dropped[0].row.accuracy.samples if dropped[0].row.accuracy else None
     value = base.text.accuracy if base else DASH
-    lead = f"{base.label if base else 'The baseline'} reaches {value} {metric} on {samples} samples."
+    lead = (
+        f"{base.label if base else 'The baseline'} reaches {value} {metric} on {counted(samples, 'sample')}."
+    )
     reason = source.results.settings.get("metric_note")
     if reason and isinstance(reason, str):
         lead += f" Accuracy is {reason}."
@@ -311,8 +313,10 @@ def calibration_section(source: ReportSource) -> Section:
     if not summaries:
         return Section(missing="the ranges hold no histograms")
     lead = (
-        f"{source.ranges.samples} samples, {len(summaries)} tensors, method {source.ranges.method}. "
-        f"The {min(len(summaries), drawing.WORST_HISTOGRAMS)} tensors with the lowest SNR in symmetric INT8; "
+        f"{counted(source.ranges.samples, 'sample')}, {counted(len(summaries), 'tensor')}, "
+        f"method {source.ranges.method}. "
+        f"The {counted(min(len(summaries), drawing.WORST_HISTOGRAMS), 'tensor')} with the lowest SNR in "
+        "symmetric INT8; "
         "thick lines are the chosen thresholds."
     )
     charts = [

@@ -20,6 +20,7 @@ from msgspec import structs
 from ...core.figures import (
     accuracy_text,
     bytes_text,
+    counted,
     decibels,
     drop_interval,
     drop_text,
@@ -334,11 +335,11 @@ def _weak_accuracy(recommended: ReportedArtifact, max_drop: float | None) -> lis
         return ["Accuracy was not measured: give `evaluation` with labelled samples."]
     high, samples = recommended.drop.high, recommended.row.accuracy and recommended.row.accuracy.samples
     if recommended.drop.low is None or high is None:
-        return [f"The drop has no interval: {samples or 'too few'} samples do not bound it."]
+        return [f"The drop has no interval: {counted(samples or 'too few', 'sample')} cannot bound it."]
     if max_drop is None and recommended.drop_unit == "points" and high >= _NOTICEABLE_POINTS:
         return [
             f"The drop may be as large as {drop_text(high, 'points')} points: "
-            f"{samples} samples bound it no closer."
+            f"{counted(samples, 'sample')} cannot bound it closer."
         ]
     return []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...core.figures import drop_interval, drop_text
+from ...core.figures import counted, drop_interval, drop_text
 from ..metrics.bounds import fewest_samples, samples_that_prove
 from .row import Accuracy, Unit
 from .statistics import DROP_CONFIDENCE
@@ -57,7 +57,8 @@ def unproven(accuracy: Accuracy, max_drop: float) -> str:
     beyond = f" (the upper end is {drop.high:.4g})" if drop_text(drop.high, unit) == shown else ""
     return (
         f"it loses {drop_text(drop.value, unit)} {unit} {drop_interval(drop.low, drop.high, unit)}: "
-        f"{accuracy.samples or 'the'} samples do not show that it keeps {shown} {unit}{beyond}{needed}"
+        f"{counted(accuracy.samples or 'the', 'sample')} cannot show that it keeps {shown} {unit}"
+        f"{beyond}{needed}"
     )
 
 
@@ -78,7 +79,8 @@ def samples_for_budget(max_drop: float, candidates: int, samples: int | None) ->
         return Need("no number of samples proves a drop of 0 points; allow a small one, such as 0.1", False)
     fewest = fewest_samples(share_of(max_drop, "points"), candidates)
     among = f" among {candidates} candidates" if candidates > 1 else ""
-    text = f"a drop of at most {max_drop:g} points{among} is proven by {fewest:,} samples or more"
+    needed = counted(f"{fewest:,}", "sample")
+    text = f"a drop of at most {max_drop:g} points{among} is proven by {needed} or more"
     if samples is None:
         return Need(text, None)
     few = "" if samples >= fewest else ", which is too few"

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ...core.artifact import tool_versions
+from ...core.figures import counted
 from ...core.installation import install_hint
 from ...core.memory import machine_bytes
 from ...core.processor import processor
@@ -63,7 +64,7 @@ def state(gpu: int = 0) -> dict[str, Any]:
 def machine_text(environment: Mapping[str, Any]) -> str:
     cores = environment.get("cores_usable") or environment.get("cores")
     gpu = f", {environment['gpu']}" if environment.get("gpu") else ""
-    return f"{environment.get('processor')}, {cores} cores{gpu}"
+    return f"{environment.get('processor')}, {counted(cores, 'core')}{gpu}"
 
 
 def _affinity() -> list[int] | None:

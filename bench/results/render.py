@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from ...core import figures
-from ...core.figures import DASH, bytes_text, figure, saving, times
+from ...core.figures import DASH, bytes_text, counted, figure, saving, times
 from ...core.files import write_text
 from ...core.plain_text import plain
 from ...spec.engines import rows
@@ -339,7 +339,7 @@ def markdown(results: Results) -> str:
     parts = [f"{name}: {machine_text(part.environment)}" for name, part in results.machines.items()]
     machines = "; ".join(parts) or machine_text(results.environment)
     about = (
-        f"{machines}, {settings.get('threads')} threads, input {shapes}; "
+        f"{machines}, {counted(settings.get('threads'), 'thread')}, input {shapes}; "
         f"speed-up against {results.baseline} with its {interval_words(results.confidence)}"
     )
     if any(row.accuracy for row in results.rows):

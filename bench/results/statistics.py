@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from ...core.figures import counted
 from ...errors import InvalidOption
 
 CONFIDENCE = 0.99
@@ -84,7 +85,8 @@ def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
     count = sum(map(len, ratios))
     if count < FEWEST_ROUNDS:
         raise InvalidOption(
-            f"artifact and baseline have {count} rounds in common; at least {FEWEST_ROUNDS} are required",
+            f"artifact and baseline have {counted(count, 'round')} in common; "
+            f"at least {FEWEST_ROUNDS} are required",
             hint="raise `max_time_s`",
         )
     return level_of(ratios)

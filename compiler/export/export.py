@@ -102,7 +102,7 @@ def export(
             f"`dtype` {spec.dtype}: {source.spec} is no PyTorch model; its types are fixed", option="dtype"
         )
     if isinstance(source, Source) and source.kind == "onnx":
-        return export_onnx(source, output, data, samples)
+        return export_onnx(source, output, data, samples, requested=inputs, dynamic=spec.dynamic)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         progress("convert to ONNX")
         with temporary_folder("tensorflow", source.spec) as folder:

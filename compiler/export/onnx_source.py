@@ -10,7 +10,6 @@ from pathlib import Path
 from ...core.artifact import Artifact, Check, commit, isa_option, read_manifest
 from ...core.files import public_names, writing
 from ...data.batches import Data
-from ...errors import InvalidOption
 from ...model.graph.graph import model_io, opset
 from ...model.graph.input_notes import AxisRange, InputNote, read_notes, seen_extents, write_notes
 from ...model.graph.onnx_file import check_written, read_graph, save_onnx
@@ -22,10 +21,11 @@ from ...model.sources.source import Source
 from ...model.sources.tensorflow import convert, tensorflow_python
 from ...spec.models import ExportSpec
 from ...spec.opsets import NEWEST_BY_TF2ONNX
-from ...spec.tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
+from ...spec.tensors import TensorInfo
 from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
 from .data_axes import with_preprocessing
+from .onnx_shapes import requested_shapes, set_shapes
 from .write import lower_to
 
 TOOLS = "torch onnx onnxscript onnxruntime"
@@ -58,13 +58,23 @@ def export_onnx(
     data: str | None,
     preprocessing: Preprocessing | None = None,
     converter: Mapping[str, str] | None = None,
+    *,
+    requested: Sequence[str | TensorInfo] = (),
+    dynamic: Sequence[str] = (),
 ) -> Artifact:
-    """Check and copy an ONNX file; `converter` maps packages to versions if tf2onnx wrote the file."""
+    """Check and copy an ONNX file, with `requested` shapes and `dynamic` names of its open axes.
+
+    `converter` maps packages to versions if tf2onnx wrote the file.
+    """
     graph = read_graph(source.file)
     proto = graph.load()
     graph.check()
+    if is_edited := bool(requested or dynamic):
+        set_shapes(proto, requested, dynamic)
+        graph.edited()
+        graph.check()
     with writing(output) as path, public_names(path.parent, lambda _: source.spec):
-        if strip_source_paths(proto) or graph.beside or not graph.is_file:
+        if strip_source_paths(proto) or is_edited or graph.beside or not graph.is_file:
             save_onnx(proto, path)  # a file of external weights gets the new name
         else:
             shutil.copyfile(source.file, path)
@@ -122,30 +132,14 @@ def input_shapes(
     tensors: Sequence[TensorInfo], requested: Sequence[str | TensorInfo], dynamic: Sequence[str]
 ) -> list[TensorInfo]:
     """Return the inputs with requested shapes; other open axes become "batch" (the first) or INPUT_AXIS."""
-    shapes: dict[str, list[Dim]] = {
-        tensor.name: [
-            dim if isinstance(dim, int) and dim > 0 else "batch" if axis == 0 else f"{tensor.name}_{axis}"
-            for axis, dim in enumerate(tensor.shape)
-        ]
+    named = [
+        replace(
+            tensor,
+            shape=tuple(
+                dim if isinstance(dim, int) and dim > 0 else "batch" if axis == 0 else f"{tensor.name}_{axis}"
+                for axis, dim in enumerate(tensor.shape)
+            ),
+        )
         for tensor in tensors
-    }
-    infos = [parse_input(item) if isinstance(item, str) else item for item in requested]
-    labels = [parse_dynamic_axis(text) for text in dynamic]
-    for name in (*(info.name for info in infos), *(label[0] for label in labels)):
-        if name not in shapes:
-            raise InvalidOption(
-                f"`inputs` {name}: no input of the model; it takes {', '.join(shapes)}", option="inputs"
-            )
-    for info in infos:
-        if info.extents:
-            raise InvalidOption(f"`inputs` {info}: TensorFlow's axes take names, no ranges", option="inputs")
-        shape = shapes[info.name]
-        if len(shape) != len(info.shape) or any(
-            isinstance(dim, int) and dim != extent for dim, extent in zip(shape, info.shape, strict=True)
-        ):
-            spelled = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in shape)
-            raise InvalidOption(f"`inputs` {info}: the model's shape is {spelled}", option="inputs")
-        shapes[info.name] = list(info.shape)
-    for name, axis, label in labels:
-        shapes[name][axis : axis + 1] = [label]
-    return [replace(tensor, shape=tuple(shapes[tensor.name])) for tensor in tensors]
+    ]
+    return requested_shapes(named, requested, dynamic)

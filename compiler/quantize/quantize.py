@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...calibration import Ranges, load_ranges
+from ...calibration.ranges import FEW, few_samples
 from ...calibration.tensorrt_cache import is_cache, read_cache
 from ...core.artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...core.files import writing
@@ -108,8 +109,10 @@ def quantize_in_memory(
     graph.load()
     request = QuantizeRequest(graph, digest, spec, ranges, in_float, progress)
     check_ranges(request)
-    if spec.data is not None:
-        next(iter(Data(spec.data, graph.io.inputs)))  # unreadable data fails early
+    warnings = few_samples("calibrated on", ranges.samples) if ranges else []
+    if spec.data is not None:  # read before the work
+        first = Data(spec.data, graph.io.inputs, limit=FEW + 1)
+        warnings = warnings or few_samples("the data has", sum(batch.samples for batch in first))
     present = graph_precision(graph.model)
     if present != "fp32":
         raise InvalidOption(
@@ -121,7 +124,7 @@ def quantize_in_memory(
         method["method"] = "as in the cache" if ranges.fixed else spec.method or str(ranges.method)
     judge = Judge(request)
     outcome = quantize_graph(request, judge)
-    warnings = [*outcome.warnings]
+    warnings += outcome.warnings
     checks, flaw = [], ""
     if not is_plan:
         progress("compare with the float model")

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ...calibration import Method, parse_method
+from ...core.figures import counted
 from ...core.memory import trim_heap
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph.graph_rules import graph_rules
@@ -200,7 +201,7 @@ def _correct_on_more(search: _Search, best: _Candidate, samples: int) -> _Candid
     if not best.outcome.proof["corrected_biases"] or (total is not None and total <= _CORRECTED_ON):
         return best
     request = replace(best.request, corrected_on=samples)
-    corrected = search.better(best, f"biases corrected on {samples} samples", request, gain_db=0.0)
+    corrected = search.better(best, f"biases corrected on {counted(samples, 'sample')}", request, gain_db=0.0)
     return best if most_db is not None and corrected.judged.snr_db < most_db else corrected
 
 
@@ -291,7 +292,7 @@ def _fewest_in_float(
     tried_db = dict[int, float]()
     while high - low > 1:
         middle = (low + high) // 2
-        candidate = search.try_(f"{middle} layers in float", best.without(names[:middle]))
+        candidate = search.try_(f"{counted(middle, 'layer')} in float", best.without(names[:middle]))
         tried_db[middle] = candidate.rank_db if candidate else -math.inf
         if candidate is not None:
             most_db = max(most_db, candidate.judged.snr_db)
@@ -301,7 +302,7 @@ def _fewest_in_float(
             low = middle
     if fewest is None:
         raise QuantizationError(
-            f"{best.request.path}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
+            f"{best.request.path}: {most_db:.1f} dB with {low} of {counted(len(names), 'layer')} in float; "
             f"{required} is required",
             hint="lower `max_damage`, or keep the model in float",
         )
@@ -331,7 +332,7 @@ def _to_the_knee(
         candidate = None
         if promised_db >= _KNEE_HOPE * gain_db and tried_db.get(count + step, needed_db) >= needed_db:
             without = start.without(names[first : count + step])
-            candidate = search.try_(f"{count + step} layers in float", without)
+            candidate = search.try_(f"{counted(count + step, 'layer')} in float", without)
         if candidate is not None and candidate.rank_db >= needed_db:
             best, count, step = candidate, count + step, 1
         else:

@@ -289,7 +289,7 @@ def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) ->
             raise InvalidOption(f"`dynamic` {text}: no input {name!r}; the inputs are {', '.join(by_name)}")
         shape = list(by_name[name].shape)
         if axis >= len(shape):
-            raise InvalidOption(f"`dynamic` {text}: input {name!r} has {len(shape)} axes")
+            raise InvalidOption(f"`dynamic` {text}: input {name!r} has rank {len(shape)}")
         shape[axis] = label
         by_name[name] = replace(by_name[name], shape=tuple(shape))
     return tuple(by_name.values())

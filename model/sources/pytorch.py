@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from ...core.figures import counted
 from ...core.files import require_file
 from ...core.installation import import_package
 from ...core.memory import require_address_space
@@ -309,7 +310,10 @@ def name_outputs(spelled: Sequence[str], reference: Any, inputs: Collection[str]
         )
     if spelled:
         if len(spelled) != len(names):
-            raise InvalidOption(f"{len(spelled)} output names for {len(names)} outputs", option="outputs")
+            raise InvalidOption(
+                f"{counted(len(spelled), 'output name')} for {counted(len(names), 'output')}",
+                option="outputs",
+            )
         for place, name in enumerate(spelled):
             if name in inputs or name in spelled[:place]:
                 owner = "an input" if name in inputs else "another output"

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.figures import counted
 from ...core.files import temporary_folder
 from ...core.installation import install_hint
 from ...core.processes.child import Child
@@ -183,9 +184,9 @@ def _clean_up(path: Path, label: str, config: Any, outputs: Sequence[str]) -> No
         new_names = layers if len(layers) == len(values) else plain
         if outputs and key == "output_layers":
             if len(outputs) != len(values):
-                required = f"{len(values)} outputs: {', '.join(new_names)}"
+                required = f"{counted(len(values), 'output')}: {', '.join(new_names)}"
                 raise InvalidOption(
-                    f"`outputs`: {len(outputs)} names are given; the model has {required}", option="outputs"
+                    f"`outputs`: {counted(len(outputs), 'name')}; the model has {required}", option="outputs"
                 )
             new_names = list(outputs)
         names |= {value.name: name for value, name in zip(values, new_names, strict=True)}

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from ... import errors
+from ...core.figures import counted
 from ...core.processor import isa_here
 from ...core.progress import Progress, silent
 from ...errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
@@ -326,7 +327,7 @@ class ClusterExecutor:
             raise _WorkersLost from error
         except KilledWorker as error:
             number, last = error.allowed_failures + 1, error.last_worker.address
-            message = f"{number} workers ended during the stage; the last was {last}"
+            message = f"{counted(number, 'worker')} ended during the stage; the last was {last}"
             raise ClusterError(message, hint=f"see what ended them; {_RERUN}", worker=last) from error
         except bundle.StageKilled as error:
             hint = f"the stage may crash a native library or exceed the memory; {_RERUN}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...bench.results.drop import Need
-from ...core.figures import bytes_text, figure
+from ...core.figures import bytes_text, counted, figure
 from ...core.files import write_text
 from ...core.installation import install_hint
 from ...core.plain_text import plain, toml_table
@@ -61,7 +61,7 @@ def _recipe_lines(
         facts.append(f"{_count_text(model.multiply_adds)} multiply-adds a sample")
     facts += [", ".join(sorted(model.kinds))] if model.kinds else []
     yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in facts))}"
-    yield f"#   machine  {plain(str(processor()['processor']))}, {_with_unit(usable_cores(), 'core')}"
+    yield f"#   machine  {plain(str(processor()['processor']))}, {counted(usable_cores(), 'core')}"
     for note in (*model.notes, *data.notes):
         yield f"#   note     {plain(note)}"
     head: list[Line] = [
@@ -116,7 +116,7 @@ def _data_lines(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterat
         }.get(data.shared, "samples that the ranges of INT8 are observed on")
         lines.append(("calibration", relocate_data(data.calibration, folder), why))
     if data.evaluation:
-        count = "" if data.samples is None else f"{_with_unit(data.samples, 'sample')}, "
+        count = "" if data.samples is None else f"{counted(f'{data.samples:,}', 'sample')}, "
         labels = "with labels" if data.has_labels else "no labels"
         lines.append(("evaluation", relocate_data(data.evaluation, folder), f"{count}{labels}"))
     if lines:
@@ -133,10 +133,6 @@ def _count_text(count: float) -> str:
             return f"{figure(count) if unit else int(count)}{unit}"
         count /= 1000
     return f"{figure(count)} G"
-
-
-def _with_unit(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.files import read_bytes
 from ...engines.gpu import parse_devices
-from ...errors import InvalidOption, RecipeError
+from ...errors import InvalidOption, MissingFile, RecipeError
 from ...model.sources.source import Source, parse_source
 from ...spec.decode import Refused, decode, shared
 from ...spec.measure import Budget
@@ -60,7 +60,12 @@ def read_recipe(path: str | Path) -> Recipe:
         RecipeError: If a key is wrong; names the key, its value and the requirement.
     """
     path = Path(path)
-    return parse_recipe(read_bytes(path, what="recipe"), path)
+    try:
+        content = read_bytes(path, what="recipe")
+    except MissingFile as error:
+        error.hint = error.hint or "name a recipe, or write one by `qcompile init`"
+        raise
+    return parse_recipe(content, path)
 
 
 def parse_recipe(content: bytes, path: Path) -> Recipe:

@@ -23,6 +23,7 @@ from ...building.lower import lower
 from ...calibration import Ranges, load_ranges, parse_method
 from ...compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from ...core.artifact import size_bytes
+from ...core.figures import counted
 from ...core.files.write import link_or_copy
 from ...core.progress import Progress, silent
 from ...data.batches import Data
@@ -259,7 +260,7 @@ class TrialRunner:
                 return trial
         mix = f"-mix{len(int8)}" if in_float else ""
         name = f"{target}-int8{mix}" + f"-{float_precision}" * (float_precision != "fp32")
-        layers = f": {len(in_float)} layers in float" if in_float else ""
+        layers = f": {counted(len(in_float), 'layer')} in float" if in_float else ""
         self.progress(f"quantize {name}{layers}")
         return self._trial(TrialRequest(name, target, "int8", in_float, float_precision))
 

@@ -127,7 +127,7 @@ def test_data_that_is_not_there_empty_or_of_another_kind_is_named(tmp_path: Path
         ({"x": np.zeros((2, 3))}, r"data\.npz\[0:2\]: input 'x' is float64; float32 is required"),
         ({"x": np.zeros((2, 4), np.float32)}, r"input 'x' has shape 2x4; \[batch,3\] is required"),
         ({"y": np.zeros((2, 3), np.float32)}, r"data\.npz: input 'x' is missing; found y"),
-        ({"x": rows(2), "y": rows(2)}, r"no input 'y' in the model; it takes x"),
+        ({"x": rows(2), "z": rows(2)}, r"no input 'z' in the model; it takes x"),
         ({"x": rows(2), "labels": np.arange(3)}, r"differ in their number of samples \(x 2, labels 3\)"),
         ({"x": rows(2), "labels": np.array(3)}, "labels"),
         ({"x": rows(0)}, "holds no samples"),

@@ -80,31 +80,62 @@ def test_a_loader_may_use_its_memory_again(script: Script, kind: str, limit: int
 
 
 LABELS = TensorInfo("labels", "float32", ("batch", 3))
+kinds = pytest.mark.parametrize("kind", ["npz", "folder", "polygraphy", "function"])
+names = pytest.mark.parametrize("name", ["labels", "label", "y", "target", "targets"])
 
 
-@pytest.mark.parametrize("kind", ["npz", "folder", "polygraphy", "function"])
-def test_an_input_called_labels_is_an_input(tmp_path: Path, script: Script, kind: str) -> None:
-    x, labels = rows(4), rows(4) + 7
-    if kind in ("npz", "folder"):
-        folder = tmp_path / "samples"
-        folder.mkdir()
-        spec = npz(folder / "data.npz", x=x, labels=labels)
-        spec = str(folder) if kind == "folder" else spec
-    elif kind == "polygraphy":
+def written(folder: Path, kind: str, **arrays: np.ndarray) -> str:
+    """The spelling of arrays that are stored in a kind of file, or that a function yields from a file."""
+    (folder / "samples").mkdir()
+    spec = npz(folder / "samples" / "data.npz", **arrays)
+    if kind == "polygraphy":
         encoded = {}
-        for name, array in (("x", x), ("labels", labels)):
+        for name, array in arrays.items():
             content = io.BytesIO()
             np.save(content, array)
             encoded[name] = {"array": base64.b64encode(content.getvalue()).decode()}
-        (tmp_path / "inputs.json").write_text(json.dumps([encoded]))
-        spec = str(tmp_path / "inputs.json")
-    else:
-        head = "X = np.repeat(np.arange(4, dtype=np.float32)[:, None], 3, axis=1)"
-        spec = script("yield {'x': X, 'labels': X + 7}", head=head)
-    batches = list(Data(spec, [X, LABELS]))
+        (folder / "inputs.json").write_text(json.dumps([encoded]))
+        return str(folder / "inputs.json")
+    if kind == "function":
+        code = f"import numpy as np\ndef load():\n    yield dict(np.load({spec!r}))\n"
+        (folder / "data.py").write_text(code)
+        return f"{folder}/data.py:load"
+    return str(folder / "samples") if kind == "folder" else spec
+
+
+@kinds
+@names
+def test_an_input_called_like_labels_is_an_input(tmp_path: Path, kind: str, name: str) -> None:
+    inputs = [X, TensorInfo(name, "float32", ("batch", 3))]
+    batches = list(Data(written(tmp_path, kind, **{"x": rows(4), name: rows(4) + 7}), inputs))
     assert samples_of(batches) == [0, 1, 2, 3]
-    np.testing.assert_array_equal(np.concatenate([batch.feeds["labels"] for batch in batches]), labels)
+    np.testing.assert_array_equal(np.concatenate([batch.feeds[name] for batch in batches]), rows(4) + 7)
     assert labels_of(batches) is None
+
+
+@kinds
+@names
+def test_arrays_with_a_usual_name_of_labels_are_labels(tmp_path: Path, kind: str, name: str) -> None:
+    batches = list(Data(written(tmp_path, kind, **{"x": rows(4), name: np.array([3, 1, 2, 0])}), [X]))
+    assert samples_of(batches) == [0, 1, 2, 3]
+    assert labels_of(batches) == [3, 1, 2, 0]
+
+
+@kinds
+def test_two_arrays_with_names_of_labels_are_refused(tmp_path: Path, kind: str) -> None:
+    spec = written(tmp_path, kind, x=rows(4), y=np.arange(4), label=np.arange(4))
+    with pytest.raises(DataError, match="label and y are names of labels; one array of labels is required"):
+        list(Data(spec, [X]))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32", "<U1", "one-hot"])
+def test_a_draw_is_balanced_over_labels_of_every_form(tmp_path: Path, dtype: str) -> None:
+    classes = np.arange(40) // 30
+    labels = np.eye(2)[classes] if dtype == "one-hot" else classes.astype(dtype)
+    (batch,) = Data(f"{written(tmp_path, 'npz', x=rows(40), y=labels)}?samples=10", [X], batch_size=10)
+    assert batch.labels is not None
+    drawn = [int(float(label)) for label in (batch.labels.argmax(1) if labels.ndim > 1 else batch.labels)]
+    assert (drawn == [0] * 5 + [1] * 5) == (dtype != "float32")
 
 
 def test_labels_stand_beside_an_input_called_labels(script: Script) -> None:
@@ -112,9 +143,10 @@ def test_labels_stand_beside_an_input_called_labels(script: Script) -> None:
         script("x = np.ones((2, 3), np.float32)\nyield {'x': x, 'labels': x}, [1, 0]"), [X, LABELS]
     )
     assert labels_of([batch]) == [1, 0]
-    with pytest.raises(DataError, match="no input 'y' in the model") as refused:
-        list(Data(script("yield {'x': 1, 'labels': 1, 'y': 1}"), [X, LABELS]))
-    assert refused.value.hint == "yield (inputs, labels)"
+    (batch,) = Data(
+        script("x = np.ones((2, 3), np.float32)\nyield {'x': x, 'labels': x, 'y': [1, 0]}"), [X, LABELS]
+    )
+    assert labels_of([batch]) == [1, 0]
 
 
 @pytest.mark.parametrize(

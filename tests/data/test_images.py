@@ -74,8 +74,8 @@ def test_other_files_are_left_out_and_counted(pets: Path) -> None:
     data = Data(str(pets), [X])
     assert data.total == 6
     assert data.notes() == [
-        f"1 files in {pets} are no images, and are left out",
-        f"1 images lie in {pets} beside the folders of classes, and are left out",
+        f"left out: 1 file of {pets} without an image",
+        f"left out: 1 image of {pets} beside the folders of classes",
     ]
 
 
@@ -218,7 +218,7 @@ def test_a_model_of_a_fixed_batch_gets_whole_batches(pets: Path) -> None:
     fixed = replace(X, shape=(4, 3, 4, 4))
     data = Data(str(pets), [fixed])
     assert ([batch.samples for batch in data], data.total) == ([4], 4)
-    assert data.notes() == ["the last 2 samples fill no batch of 4, and are left out"]
+    assert data.notes() == ["left out: the last 2 samples, too few for a batch of 4"]
     with pytest.raises(DataError, match="at most 3 samples; the model requires batches of 4"):
         list(Data(f"{pets}?samples=3", [fixed]))
 
@@ -241,7 +241,7 @@ def test_the_digest_is_of_what_is_read(pets: Path) -> None:
 def test_a_half_of_a_single_image_may_be_empty(tmp_path: Path) -> None:
     save(tmp_path / "1.png")
     [other] = {"calibration", "evaluation"} - {half_of("1.png", 0)}
-    with pytest.raises(DataError, match=r"none of 1 samples is in this half\n  hint: use another seed"):
+    with pytest.raises(DataError, match=r"none of 1 sample is in this half\n  hint: use another seed"):
         list(Data(f"{tmp_path}?part={other}", [X]))
 
 

@@ -175,7 +175,7 @@ def test_labels_of_words_are_those_of_their_first_tokens(tmp_path: Path, tokeniz
     # [CLS] cat x ##y ##z mat [SEP] [PAD]; [CLS] a ##b [SEP]
     assert batch.labels.tolist() == [[-100, 1, 2, -100, -100, 3, -100, -100], [-100, 4, *[-100] * 6]]
     path = write(tmp_path / "a.jsonl", [{"tokens": ["cat"], "ner_tags": [1, 2]}])
-    with pytest.raises(DataError, match=r"a\.jsonl row 0: 2 labels; one for each of 1 words"):
+    with pytest.raises(DataError, match=r"a\.jsonl row 0: 2 labels; one for each of 1 word"):
         list(Data(path, inputs(tokenizer)))
 
 

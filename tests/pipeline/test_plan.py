@@ -136,6 +136,24 @@ def test_the_command_prints_stages_and_totals(recipe: Path, qc: Qc) -> None:
     assert "to do: 6 of 6 stages, about" in qc("run", recipe, "--dry-run").out
 
 
+def test_recipe_toml_is_the_default(
+    recipe: Path, tmp_path: Path, qc: Qc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (recipe.parent / "recipe.toml").write_bytes(recipe.read_bytes())
+    monkeypatch.chdir(recipe.parent)
+    assert "to do: 6 of 6 stages, about" in qc("run", "--dry-run").out
+    assert "key 'sweep' is missing" in qc("sweep").err
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for verb in ("run", "sweep"):
+        code, _, said = qc(verb)
+        assert code == 2
+        assert (
+            "recipe recipe.toml does not exist\n  hint: name a recipe, or write one by `qcompile init`"
+            in said
+        )
+
+
 class InParts(Noting):
     """Three steps at a time, and a calibration in three parts."""
 

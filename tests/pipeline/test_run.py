@@ -279,7 +279,7 @@ def test_the_fallback_of_an_artifact_that_cannot_be_built_is_named(
     code, out, _ = qc("run", recipe)
     assert code == 0
     assert "use cpu in place of trt\nuse cpu in place of worse\n" in out
-    assert "`fallback` worse" in (recipe.parent / "out/report.html").read_text()
+    assert "<code>fallback</code> worse" in (recipe.parent / "out/report.html").read_text()
     code, out, _ = qc("run", recipe, "--json")
     assert (code, json.loads(out)["instead"]) == (0, {"trt": "cpu", "worse": "cpu"})
     code, out, _ = qc("run", write_recipe(first, bad("worse"), CPU, BENCH))

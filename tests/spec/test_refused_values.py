@@ -19,10 +19,18 @@ from qcompile.pipeline.recipe.recipe import parse_recipe
 from qcompile.spec.artifacts import BuildCommand, BuildSpec, QuantizeCommand
 from qcompile.spec.decode import Refused, decode
 from qcompile.spec.looking import ReportCommand
-from qcompile.spec.measure import BenchCommand, BenchOptions, Budget, DiffCommand
+from qcompile.spec.measure import (
+    BenchCommand,
+    BenchOptions,
+    BenchSection,
+    BenchSpec,
+    Budget,
+    DiffCommand,
+    GateOptions,
+)
 from qcompile.spec.models import CalibrateCommand, ExportCommand
 from qcompile.spec.option import Option, options_of
-from qcompile.spec.recipes import AutoCommand, RecipeFile, TuneCommand
+from qcompile.spec.recipes import AutoCommand, RecipeFile, TuneCommand, TuneSpec
 from qcompile.spec.tensorrt import TensorRTOptions
 
 SPECS = (
@@ -67,6 +75,14 @@ def test_a_number_is_finite(spec: type, one: Option, value: object) -> None:
 
 def _is_number(one: Option) -> bool:
     return isinstance(one.kind, msgspec.inspect.FloatType | msgspec.inspect.IntType)
+
+
+@pytest.mark.parametrize("value", [0, -3, "0"])
+@pytest.mark.parametrize("spec", [BenchSpec, BenchSection, GateOptions, TuneSpec])
+def test_a_batch_has_a_sample(spec: type, value: object) -> None:
+    known = {one.name: 1 if _is_number(one) else "x" for one in options_of(spec) if one.required}
+    with pytest.raises(Refused, match=r"`batch_size` '?(0|-3)'?: at least 1 is required"):
+        decode(spec, {**known, "batch_size": value}, strict=False)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])

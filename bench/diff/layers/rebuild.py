@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ....core.artifact import Manifest, commit
+from ....core.figures import counted
 from ....core.files import locked_folder
 from ....core.progress import Progress
 from ....engines.base import BuildRequest
@@ -365,10 +366,16 @@ class EngineRuns(LayerRuns):
         written = self._write_reference(indexes)
         values = self._folder("kept")
         names = [self.pairs.pairs[index].artifact for index in indexes]
-        self._report_build(f"{len(names)} tensors to keep")
+        self._report_build(f"{counted(len(names), 'tensor')} to keep")
         part, outputs = self.rebuilder.build_part(names)
         files = {outputs[name]: self.tap_file(index) for name, index in zip(names, indexes, strict=True)}
-        self._run("artifact", f"keep {len(indexes)} tensors", part=part, output_folders=files, write=values)
+        self._run(
+            "artifact",
+            f"keep {counted(len(indexes), 'tensor')}",
+            part=part,
+            output_folders=files,
+            write=values,
+        )
         return Path(written), Path(values)
 
     def _compare(

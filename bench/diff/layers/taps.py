@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....core.figures import counted
 from ....core.files import locked_folder, writing
 from ....core.installation import import_package
 from ....core.processes.arrays import load_array, save_arrays
@@ -108,7 +109,9 @@ class LayerRuns:
         """Run both sides once more; return the folders of the reference's and the artifact's tap values."""
         tap_folder = self._write_reference(indexes)
         values = self._folder("kept")
-        self._run("artifact", f"keep {len(indexes)} tensors", **self._artifact_job(indexes), write=values)
+        self._run(
+            "artifact", f"keep {counted(len(indexes), 'tensor')}", **self._artifact_job(indexes), write=values
+        )
         return Path(tap_folder), Path(values)
 
     def _by_index(self, answer: Mapping[str, Any], index_of: Mapping[str, int]) -> dict[int, ErrorSums]:

@@ -17,7 +17,7 @@ from qcompile.bench.metrics.accuracy import ScoreSums, read_metric
 from qcompile.bench.metrics.classes import IGNORED_PIXEL
 from qcompile.bench.metrics.metric import IGNORED_POSITION, Truth, join_scores
 from qcompile.errors import DataError
-from qcompile.model.sources.preprocessing import TextPreprocessing
+from qcompile.model.sources.preprocessing import ImagePreprocessing, TextPreprocessing
 
 FITS = "of the labels' height and width, are required"
 
@@ -107,7 +107,7 @@ def test_labels_are_required_and_must_be_classes(metric: str) -> None:
         (None, f"data: has no labels; {metric} needs them"),
         (0.5 * maps, "class indices are required"),
         (np.inf * maps, "class indices are required"),
-        (maps.astype(str), "class indices are required"),
+        (maps.astype(str), "label '1.0'; class indices, as the model has no class names, are required"),
         ((3 * maps).astype(int), "label 3; 0 to 2 is required"),
         ((-maps).astype(int), "label -1; 0 to 2 is required"),
     ):
@@ -115,6 +115,35 @@ def test_labels_are_required_and_must_be_classes(metric: str) -> None:
     output[1, 0, 0, 0] = np.nan
     refused(metric, output, np.zeros((2, 4, 4), int), "data: output 'y' holds NaN")
     assert summed(metric, output[:1], np.zeros((1, 4, 4))).value() == 1.0  # whole numbers of another type
+
+
+@pytest.mark.parametrize("name", ["top1", "top5", "f1", "f1:micro"])
+@pytest.mark.parametrize("form", ["one-hot", "one-hot of floats", "names", "synonyms", "numbers in texts"])
+def test_labels_in_other_forms_count_as_class_indices(name: str, form: str) -> None:
+    rng = np.random.default_rng(0)
+    output, labels = rng.standard_normal((60, 8)).astype(np.float32), rng.integers(0, 8, 60)
+    classes = [f"sea lion {number}, seal {number}" for number in range(8)]
+    other = {
+        "one-hot": np.eye(8, dtype=np.int64)[labels],
+        "one-hot of floats": np.eye(8, dtype=np.float32)[labels],
+        "names": np.array(classes)[labels],
+        "synonyms": np.array([f"Seal_{number}" for number in labels], dtype=object),
+        "numbers in texts": labels.astype("S"),
+    }[form]
+    model = inputs_of(ImagePreprocessing(height=8, width=8, classes=tuple(classes)))
+    metric = read_metric(name, inputs=model)
+    assert scored(metric, output, labels=other, cuts=(7,)).value == scored(name, output, labels=labels).value
+    note = f"{name}: one-hot labels are read as class indices"
+    assert metric.note == (note if form.startswith("one-hot") else "")
+
+
+def test_a_name_that_is_no_class_of_the_model_is_refused() -> None:
+    model = inputs_of(ImagePreprocessing(height=8, width=8, classes=("cat", "dog")))
+    outputs, truth = {"y": np.zeros((2, 2), np.float32)}, Truth(np.array(["cat", "bird"]), 2, "data")
+    message = "data: label 'bird'; an index, or one of the model's 2 classes, as 'cat', is required"
+    for name in ("top1", "auto"):
+        with pytest.raises(DataError, match=message):
+            read_metric(name, inputs=model).resolved(outputs, truth).score(outputs, outputs, truth)
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,10 @@ def image(task: Task) -> ImagePreprocessing:
         (IDS, (4, 6, 3), text("token-classification", "O", "B-PER", "I-PER"), "f1:entities"),
         (IDS, (4, 6, 3), text("token-classification", "noun", "verb"), "f1"),
         (np.zeros((4, 6), int), (4, 6), None, "ndcg"),
+        (np.eye(4, 6), (4, 6), None, "top1"),  # one-hot
+        (np.eye(4, 6) + np.eye(4, 6)[::-1], (4, 6), None, "ndcg"),  # two relevant items each
+        (np.array(["verb", "noun", "noun", "verb"]), (4, 2), text("", "noun", "verb"), "top1"),
+        (np.array(["0", "1", "1", "0"]), (4, 2), None, "top1"),
         (np.linspace(0, 1, 4), (4, 1), None, "mse"),
         (CLASSES, (4, 1), None, "mse"),
         (np.linspace(0, 1, 4), (4,), text("embedding"), "spearman"),
@@ -169,6 +173,9 @@ def test_another_metric_stays_itself() -> None:
 def test_labels_of_no_known_type_are_refused() -> None:
     with pytest.raises(DataError, match="labels of type complex128; numbers or texts"):
         read_metric("auto").resolve({"y": np.zeros((4, 3))}, Truth(CLASSES * 1j, 4, "data"))
+    names = Truth(np.array(["cat", "dog", "cat", "cat"]), 4, "data")
+    with pytest.raises(DataError, match="label 'cat'; class indices, as the model has no class names"):
+        read_metric("auto").resolve({"y": np.zeros((4, 3))}, names)
 
 
 SAMPLES = 4

@@ -168,7 +168,18 @@ def test_what_cannot_be_shown_is_left_out_with_a_reason(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert title not in titles
         assert f"{title}: " in outline.text
-    assert "`batch_sizes` 1,8,32" in outline.text
+    assert "batch_sizes 1,8,32" in outline.text
+
+
+def test_code_between_backticks_is_code(tmp_path: Path) -> None:
+    value = nothing_json() | {"settings": {"recipe": "# `kept` as it is"}}
+    value["artifacts"][0]["warnings"] = ["raise `max_time_s`, or `a<b>` & 1 ` alone"]
+    text, _ = page(tmp_path, value)
+    assert "raise <code>max_time_s</code>, or <code>a&lt;b&gt;</code> &amp; 1 ` alone" in text
+    assert "<code>evaluation</code>" in text
+    shown = text.partition("<body>")[2]
+    assert shown.count("# `kept` as it is") == 1
+    assert shown.count("`") == 2 + 1  # of the recipe, and of the warning
 
 
 def test_everything_from_files_is_escaped(tmp_path: Path) -> None:

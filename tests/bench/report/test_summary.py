@@ -249,11 +249,11 @@ def test_the_sentence_names_speed_over_both_accuracy_size_and_the_others(tmp_pat
         ((0.2, -0.4, 0.8), 100, 0.8, True, ""),
         # (0.8 - 0.2) / (0.5 - 0.2) = 2: an interval of half the width needs four times the samples
         ((0.2, -0.4, 0.8), 300, 0.5, False,
-         "300 samples do not show that it keeps 0.50 points; about 1,200 would"),
+         "300 samples cannot show that it keeps 0.50 points; about 1,200 would"),
         # fewer would not do even if no answer changed
         ((0.2, -0.4, 0.8), 100, 0.5, False,
-         "100 samples do not show that it keeps 0.50 points; about 765 would"),
-        ((0.17, 0.0, 0.5025), 597, 0.5, False, "[0.00, 0.50]: 597 samples do not show that it keeps "
+         "100 samples cannot show that it keeps 0.50 points; about 765 would"),
+        ((0.17, 0.0, 0.5025), 597, 0.5, False, "[0.00, 0.50]: 597 samples cannot show that it keeps "
          "0.50 points (the upper end is 0.5025); about 765 would"),
         ((0.2, None, None), 9, 0.5, True, "(9 samples: too few for an interval)"),
         ((0.2, -0.4, 0.8), 500, None, True, ""),

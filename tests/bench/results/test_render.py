@@ -205,6 +205,15 @@ def test_markdown_is_the_table_of_a_readme() -> None:
     assert "- disturbed: somebody else" in lines
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 thread"), (2, "2 threads"), (12, "12 threads")])
+def test_a_count_of_one_is_singular(count: int, words: str) -> None:
+    results = structs.replace(
+        run(BASE, ROW, threads=count), environment={"processor": "some", "cores": count}
+    )
+    assert f"some, {words.replace('thread', 'core')}, {words}, input" in markdown(results)
+    assert f"x:1x16 · {words} · some · speed-up" in (results_table(results, width=200).title or "")
+
+
 def test_markdown_says_what_its_accuracy_is() -> None:
     """A column of 100% for outputs that were compared by cosine looked like right answers."""
     row = structs.replace(ROW, accuracy=Accuracy("cosine", 1.0, 0.0, 0.0, 0.0, 100))

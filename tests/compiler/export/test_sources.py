@@ -105,7 +105,7 @@ def test_two_inputs_keyword_arguments_and_a_dict_keep_their_names(tmp_path: Path
 def test_outputs_without_names_are_numbered_and_names_must_be_as_many(tmp_path: Path) -> None:
     artifact = export(Nested(), tmp_path / "m.onnx", inputs=["x:2x3"])
     assert list(run_file(artifact.path, x=normal(2, 3))) == ["output_0", "output_1"]
-    with pytest.raises(InvalidOption, match="1 output names for 2 outputs"):
+    with pytest.raises(InvalidOption, match="1 output name for 2 outputs"):
         export(Nested(), tmp_path / "m.onnx", inputs=["x:2x3"], outputs=["only"])
 
 

@@ -14,10 +14,11 @@ from written_models import model_of, stored
 
 import qcompile
 from qcompile.calibration import Method, observe, save_ranges
+from qcompile.calibration.ranges_file import merge_files
 from qcompile.compiler.quantize.int8.static import inspect_execution, require_executed
 from qcompile.compiler.quantize.judge import logits_db
 from qcompile.compiler.quantize.quantize import quantize
-from qcompile.core.artifact import load_artifact
+from qcompile.core.artifact import Artifact, load_artifact
 from qcompile.core.processor import is_arm, isa_here, processor
 from qcompile.data.batches import Data
 from qcompile.engines.openvino import OpenVino
@@ -250,6 +251,27 @@ def test_fp16_says_how_many_activations_its_ranges_do_not_hold(tmp_path: Path) -
     assert any("1 of 5 activations are not in the ranges" in text for text in partly.manifest.warnings)
     wholly = quantize(model, tmp_path / "b.onnx", data=str(data), precision="fp16", target="tensorrt")
     assert not any("not in the ranges" in text for text in wholly.manifest.warnings)
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 sample"), (8, "8 samples"), (9, "")])
+def test_few_samples_are_a_warning(count: int, words: str, tmp_path: Path) -> None:
+    text = "(float[n,4] x) => (float[n,4] y) <float[4,4] v> { m = MatMul(x, v) y = Relu(m) }"
+    model, data, usual = write(text, tmp_path / "m.onnx"), tmp_path / "d.npz", "; 64 to 256 are usual"
+    np.savez(data, x=normal(9, 4))
+
+    def few(artifact: Artifact) -> list[str]:
+        return [warning for warning in load_artifact(artifact.path).manifest.warnings if usual in warning]
+
+    ranges = qcompile.calibrate(model, str(data), tmp_path / "m.ranges", samples=count)
+    assert few(ranges) == [f"calibrated on {words}{usual}"] * bool(words)
+    made = quantize(model, tmp_path / "q.onnx", ranges=ranges.path, data=str(data))
+    assert few(made) == few(ranges)
+    spec = f"{data}?samples={count}"
+    judged = quantize(model, tmp_path / "w.onnx", data=spec, precision="fp16", target="tensorrt")
+    assert few(judged) == [f"the data has {words}{usual}"] * bool(words)
+    parts = [qcompile.calibrate(model, str(data), tmp_path / n, samples=count, shard=f"{n}/2") for n in "12"]
+    assert not any(map(few, parts))
+    assert few(merge_files([part.path for part in parts], tmp_path / "whole")) == few(ranges)
 
 
 def test_avx2_gets_weights_whose_pairs_fit_in_16_bits(residual: Path, tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_layers_stay_in_float_up_to_the_knee(tmp_path: Path) -> None:
     made = three_hostile(tmp_path, "j = Tanh(i) k = MatMul(j, m) l = Tanh(k) n = MatMul(l, m) o = Tanh(n)")
     tried: Any = made.manifest.proof["search"]
     enough = {one["tried"]: one["snr_db"] for one in tried if one["snr_db"] >= 16}
-    assert enough["1 layers in float"] < 30  # where it stopped
+    assert enough["1 layer in float"] < 30  # where it stopped
     assert enough["3 layers in float"] > 40
     left: Any = made.manifest.proof["left_in_float"]
     assert sorted(left) == ["matmul7", "matmul8", "matmul9"]
