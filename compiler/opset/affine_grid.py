@@ -1,11 +1,11 @@
-"""Rewrite AffineGrid as a MatMul for runtimes without it: ONNX's function body (opset 20) is invalid.
+"""Rewrite AffineGrid as a MatMul, for runtimes without it. (ONNX's function body, opset 20, is invalid.)
 
     theta [N, r, r + 1] ─ Transpose ─┐
     points [P, r + 1] ────────── MatMul [N, P, r] ─ Reshape [N, (D), H, W, r]
 
-A row of `points` holds the coordinates of a grid point, x first, followed by 1. Of n points along an axis,
-point k is at (2 k + 1) / n - 1. With align_corners it is at 1 - 2 (n - 1 - k) / (n - 1), and at 1 if n = 1,
-as in ONNX Runtime.
+A row of `points` holds the coordinates of one grid point, x first, and then a 1. Of n points along an axis,
+point k is at (2 k + 1) / n - 1. With align_corners, point k is at 1 - 2 (n - 1 - k) / (n - 1), and the only
+point of an axis with n = 1 is at 1, as in ONNX Runtime.
 """
 
 from __future__ import annotations
