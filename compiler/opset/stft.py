@@ -42,11 +42,11 @@ def stft_to_convolutions(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     add, ints = chain.add, chain.ints
     weights = scope.store(np.ascontiguousarray(table.T[:, None], dtype), f"{chain.output}/table")
     if len(shape or ()) == 3:
-        row = add("Transpose", [signal], perm=[0, 2, 1])
+        channels_first = add("Transpose", [signal], perm=[0, 2, 1])
     else:
-        row = chain.over_axes("Unsqueeze", signal, [1])
+        channels_first = chain.over_axes("Unsqueeze", signal, [1])
     stride = [int(step.reshape(-1)[0])]
-    frames = add("Conv", [row, weights], kernel_shape=[count], strides=stride)
+    frames = add("Conv", [channels_first, weights], kernel_shape=[count], strides=stride)
     pairs = add("Reshape", [frames, ints([0, table.shape[1] // 2, 2, -1])])
     return chain.result(add("Transpose", [pairs], perm=[0, 3, 1, 2]))
 
