@@ -264,7 +264,7 @@ def _is_dynamic(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def _with_constants(node: onnx.NodeProto, links: Links) -> tuple[onnx.NodeProto, Sequence[str], bool]:
-    """Return the last operator with a constant behind a product, all outputs up to it, and if a bias exists."""
+    """Return the last constant operator behind a product, the outputs so far, and if there is a bias."""
     biased, tensors = _has_bias(node, links), [node.output[0]]
     while True:
         linear = [reader for reader in links.consumers.get(tensors[-1], ()) if reader.op_type in _LINEAR]
