@@ -20,7 +20,6 @@ _FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 
 
 def affine_grid(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return the nodes of opset 13 that replace an AffineGrid."""
     chain, (theta, size) = Chain(node, scope), node.input
     add, ints, kind = chain.add, chain.ints, scope.elem_type(node, theta)
     extents = scope.shape(theta)

@@ -31,7 +31,6 @@ _FLOAT, _BYTE = TensorProto.FLOAT, TensorProto.UINT8
 
 
 def takes_bytes(model: onnx.ModelProto) -> bool:
-    """Return whether a model has a uint8 input."""
     return any(value.type.tensor_type.elem_type == _BYTE for value in model.graph.input)
 
 

@@ -75,7 +75,6 @@ def find_resizes_behind_if(node: onnx.NodeProto, links: Links) -> object:
 
 
 def find_attention(model: onnx.ModelProto) -> list[str]:
-    """Return the name of the first MatMul of each attention."""
     return [node_name(first) for first, _ in _attentions(model)]
 
 
@@ -140,13 +139,11 @@ def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
 
 
 def find_dynamic_inputs(model: onnx.ModelProto) -> list[str]:
-    """Return the names of the inputs with a dynamic axis."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
     return [name for name, dims in shapes.items() if not all(dim.HasField("dim_value") for dim in dims)]
 
 
 def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return the two MatMuls of each attention in the main graph."""
     made_by, read_by = producers(model.graph), consumers(model.graph)
     pairs = []
     for node in model.graph.node:

@@ -86,7 +86,6 @@ def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
 def _dynamic_dft(
     node: onnx.NodeProto, scope: Scope, axis: int, onesided: bool, inverse: bool
 ) -> list[onnx.NodeProto]:
-    """Return the nodes for a DFT over the whole of an axis with a dynamic extent."""
     chain, kind = Chain(node, scope), scope.elem_type(node, node.input[0])
     add, ints = chain.add, chain.ints
     length = add("Gather", [add("Shape", [node.input[0]]), ints(axis)])

@@ -62,7 +62,6 @@ def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a recurrent layer of layout 1 as a layer of layout 0 between Transposes."""
     drop_attributes(node, "layout")
     nodes = [node]
 
@@ -169,7 +168,6 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
 
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a ReduceL1, ReduceLogSum or ReduceLogSumExp in terms of ReduceSum."""
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":

@@ -90,13 +90,13 @@ _TO_GATHER = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squee
 
 @node_query("ReduceMax ReduceMin")
 def find_quantized_extrema(node: onnx.NodeProto, links: Links) -> bool:
-    """Match a ReduceMax or ReduceMin with a QuantizeLinear behind it (case 1)."""
+    """Match the reduction of case 1."""
     return not _has_max(node, links) and _is_quantized(node, links, _FUSED)
 
 
 @node_query(_ALL_REDUCTIONS)
 def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
-    """Match a reduction without keepdims in front of a per-channel operand and a QuantizeLinear (case 2)."""
+    """Match the reduction of case 2."""
     if attribute(node, "keepdims", 1) or _has_max(node, links):
         return False
     return any(
@@ -107,7 +107,7 @@ def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
 
 @node_query(" ".join(_LINEAR))
 def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
-    """Match per-channel factors or offsets between an int8 product and a QuantizeLinear (case 3)."""
+    """Match the factors or offsets of case 3."""
     readers = links.consumers.get(node.output[0], ())
     varying = [name for name in node.input if name not in links.stored]
     is_read = any(reader.op_type == "QuantizeLinear" for reader in readers)
@@ -123,14 +123,14 @@ def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
 
 @node_query("Reshape")
 def find_reduced_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """Match a Reshape between an int8 convolution with a scale that may move and a reduction (case 6)."""
+    """Match the Reshape of case 6."""
     readers = iterate_consumers(node.output[0], links.consumers, _MOVED)
     return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_free_scale(node.input[0], links)
 
 
 @node_query(_PRODUCTS)
 def find_gathered_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """Match an int8 product without bias in front of a Gather with a scalar index (case 7)."""
+    """Match the product of case 7."""
     if not _reads_integers(node, links) or _has_bias(node, links):
         return False
     return any(
@@ -158,7 +158,7 @@ def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
 
 
 def _counts_within(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Return whether a node reduces integers of three axes, but not the first; unknown facts may fit."""
+    """Return whether a node reduces integers of three (or unknown) axes, but not over the first axis."""
     shape = scope.shape(node.input[0])
     if scope.type(node.output[0]) not in ("tensor(int32)", "tensor(int64)") or len(shape or "nlc") != 3:
         return False
@@ -197,7 +197,7 @@ def _merged_biases(node: onnx.NodeProto, links: Links, *, shaped: bool) -> Seque
 
 @node_query(_PRODUCTS)
 def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """Match an int8 product without bias in front of a Reshape of its dynamic batch (case 5)."""
+    """Match the product of case 5."""
     if not _reads_integers(node, links) or _has_bias(node, links) or not _is_dynamic(node, links):
         return False
     matrix = links.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()
@@ -206,7 +206,6 @@ def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a node with Max(·, -1e30) behind it."""
     chain = Chain(node, scope)
     lowest = scope.store(_LOWEST.get(scope.type(chain.output), np.float32(-1e30)), f"{chain.output}/lowest")
     node.output[0] = scope.fresh(f"{chain.output}{_APART}")
@@ -217,7 +216,6 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def _has_max(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether `with_max` has inserted a Max behind a node."""
     return any(map(_is_inserted_max, links.consumers.get(node.output[0], ())))
 
 
@@ -231,7 +229,7 @@ def _is_quantized(node: onnx.NodeProto, links: Links, passed: Collection[str]) -
 
 
 def _has_vector(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether a node reads a constant of several values, such as per-channel factors."""
+    """Return whether a node reads a constant of several values."""
     return any(np.prod(links.stored[name].dims) > 1 for name in node.input if name in links.stored)
 
 

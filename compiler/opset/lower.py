@@ -108,7 +108,6 @@ def _write_out(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx
 
 
 def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.NodeProto] | None:
-    """Return the nodes that replace a node in the older opset; None if it does not change."""
     newer, older = _schema(node, current), _schema(node, scope.target)
     operator = node.op_type
     if _is_unchanged(node, newer, older):
@@ -135,7 +134,6 @@ def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.Nod
 
 
 def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return an IsInf as a comparison with one infinity or, by Abs, with both."""
     signs = [
         sign for sign, name in ((1, "detect_positive"), (-1, "detect_negative")) if attribute(node, name, 1)
     ]

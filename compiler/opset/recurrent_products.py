@@ -114,8 +114,6 @@ def quantize_states(model: onnx.ModelProto) -> int:
 
 
 class _LayerRewrite:
-    """Builds the nodes that replace one layer."""
-
     def __init__(
         self, graph: onnx.GraphProto, node: onnx.NodeProto, stored: dict[str, onnx.TensorProto], base: str
     ) -> None:

@@ -204,7 +204,6 @@ def reshape_without_zeros(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeP
 
 
 def slice_shape(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Replace the start and end of a Shape by a Slice."""
     start, end = attribute(node, "start", 0), attribute(node, "end")
     drop_attributes(node, "start", "end")
     if not start and end is None:
@@ -248,7 +247,6 @@ def _operand(node: onnx.NodeProto, index: int, scope: Scope, what: str) -> NDArr
 
 
 def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a Gelu in the pattern that exporters wrote before the operator existed."""
     chain, x = Chain(node, scope), node.input[0]
     kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
     one, half = chain.scalar(1.0, kind), chain.scalar(0.5, kind)
@@ -302,7 +300,6 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 
 def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return the nodes for a LayerNormalization, with statistics as in `rms_normalization`."""
     chain, (_, scale, *bias) = Chain(node, scope), node.input
     if len([name for name in node.output if name]) > 1:
         raise scope.unsupported(node, "its mean and deviation are read, which only newer opsets return")
@@ -312,7 +309,6 @@ def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 
 def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bool) -> str:
-    """Return the first operand, minus its mean if `centred`, divided by the root of its mean square."""
     x = node.input[0]
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     stash = attribute(node, "stash_type", TensorProto.FLOAT)

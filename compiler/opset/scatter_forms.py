@@ -33,7 +33,6 @@ _REDUCTIONS: Mapping[str, tuple[str, str]] = {
 
 
 def reduces(node: onnx.NodeProto) -> bool:
-    """Return whether a node is a scatter with a reduction."""
     return node.op_type in ("ScatterElements", "ScatterND") and attribute(node, "reduction", "none") != "none"
 
 
@@ -82,7 +81,6 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 
 def _identity(reduction: str, kind: int) -> float:
-    """Return the identity element of a reduction."""
     if reduction in ("ReduceSum", "ReduceProd"):
         return float(reduction == "ReduceProd")
     if kind in _FLOATS:

@@ -145,7 +145,6 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
 def _copy_node(
     node: onnx.NodeProto, base: str, names: dict[str, str], attributes: Mapping[str, Any], scope: Scope
 ) -> onnx.NodeProto:
-    """Return a copy of a node of a body, with the names and attributes of the expanded node."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = scope.fresh(f"{base}/{node.op_type}")

@@ -102,7 +102,6 @@ class Scope:
         return node.input[0] if operand_shape and shape and len(operand_shape) == len(shape) else name
 
     def producer_of(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """Return the producer of a tensor if the producer is of this operator, otherwise None."""
         node = self._producers.get(name)
         return node if node is not None and node.op_type == operator else None
 
@@ -117,7 +116,6 @@ class Scope:
         return self.outer._type(name) if self.outer and name not in self._producers else None
 
     def rank(self, node: onnx.NodeProto, name: str) -> int:
-        """Return the rank of an input of a node; raise UnsupportedOperator if it cannot be inferred."""
         shape = self.shape(name)
         if shape is None:
             raise self.unsupported(node, f"the rank of {name!r} cannot be inferred")
@@ -135,7 +133,6 @@ class Scope:
         return self.names.fresh(base)
 
     def store(self, values: NDArray[Any], base: str) -> str:
-        """Store a constant; return its name."""
         tensor = numpy_helper.from_array(np.asarray(values), self.fresh(base))
         self.graph.initializer.append(tensor)
         self._stored[tensor.name] = tensor
@@ -143,7 +140,6 @@ class Scope:
         return str(tensor.name)
 
     def unsupported(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
-        """Return the error for a node that cannot be written in the target opset."""
         name = node.name or f"making {', '.join(node.output)}"
         return UnsupportedOperator(
             f"{node.op_type} {name!r}: {why}; opset {self.target} is required",
@@ -161,12 +157,10 @@ class Links:
 
     @cached_property
     def producers(self) -> dict[str, onnx.NodeProto]:
-        """Maps each tensor to its producer."""
         return producers(self.graph)
 
     @cached_property
     def consumers(self) -> dict[str, list[onnx.NodeProto]]:
-        """Maps each tensor to its consumers in the graph."""
         return consumers(self.graph)
 
     @cached_property
@@ -199,7 +193,6 @@ class Chain:
         return self.nodes
 
     def add(self, operator: str, operands: Sequence[str], **attributes: Any) -> str:
-        """Append a node; return the name of its output."""
         result = self.scope.fresh(f"{self.output}/{operator.lower()}")
         name = self.scope.fresh(f"{self.name}/{operator}")
         self.nodes.append(helper.make_node(operator, operands, [result], name, **attributes))
@@ -210,11 +203,9 @@ class Chain:
         return name if to == kind else self.add("Cast", [name], to=to)
 
     def ints(self, values: int | Sequence[int] | NDArray[Any]) -> str:
-        """Store an integer, or a vector of integers, as int64."""
         return self.scope.store(np.array(values, np.int64), f"{self.output}/ints")
 
     def scalar(self, value: float, kind: int) -> str:
-        """Store a number as an element type."""
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         return self.scope.store(np.array(value, dtype), f"{self.output}/constant")
 
@@ -350,7 +341,6 @@ def find_producer_chain(
 
 
 def drop_trailing(node: onnx.NodeProto) -> None:
-    """Remove empty operands from the end of a node."""
     while node.input and not node.input[-1]:
         node.input.pop()
 

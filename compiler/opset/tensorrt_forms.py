@@ -86,7 +86,6 @@ def dropouts_to_identities(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProt
 
 @rewriting_each("EyeLike")
 def eyes_to_ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return the nodes for an EyeLike in a model of opset 13 or newer."""
     chain = Chain(node, scope)
     add, ints = chain.add, chain.ints
     kind = attribute(node, "dtype", 0) or scope.elem_type(node, node.input[0])
@@ -232,7 +231,7 @@ _FORMS = {
 
 
 def find_trt_operators(model: onnx.ModelProto) -> list[str]:
-    """Return the types of TensorRT's operators in a model, with or without an equivalent in ONNX."""
+    """Return the types of TensorRT's operators in a model."""
     nodes = [node for graph in every_graph(model.graph) for node in graph.node]
     return sorted({node.op_type for node in nodes if node.domain == DOMAIN or node.op_type[:4] == "TRT_"})
 

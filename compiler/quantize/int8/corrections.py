@@ -138,7 +138,7 @@ def correct_biases(
 
 @dataclass
 class _QuantizedLayer:
-    """A quantized layer, its float counterpart, and its bias: int32 with `scale`, or float with None.
+    """A quantized layer, its float counterpart, and its bias: int32 with a `scale`, or float.
 
     The output of `node` may have the name of a Relu that was folded into the layer.
     """
@@ -293,7 +293,6 @@ class _Sums:
         return positions, self.add_sum(error, activation, layer), self.add_sum(rounded, activation, layer)
 
     def add_convolved_error(self, error: str, rounded: str, layer: _QuantizedLayer) -> str:
-        """Sum the total error of a Conv over positions, by convolution."""
         name, weight = f"{self.prefix}/{layer.counterpart.output[0]}/lost", tensor_values(layer.weight)
         parts = {error: weight, rounded: weight - self.dequantized(str(layer.node.input[1]))}
         for number, (tensor, values) in enumerate(parts.items()):

@@ -88,7 +88,6 @@ def quantize_dynamic(
 def _quantize_products(
     model: onnx.ModelProto, names: set[str], weight_type: WeightType, kernels: SaturatingKernels
 ) -> onnx.ModelProto:
-    """Quantize the named MatMul, Gemm and Attention nodes with ONNX Runtime's quantizer."""
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 

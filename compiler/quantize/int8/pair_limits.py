@@ -57,7 +57,6 @@ class PairLimits:
         return rows
 
     def fits(self, integers: NDArray[Any]) -> bool:
-        """Return whether no pair of integer weights overflows."""
         return not bool((_sums(self.rows(integers).astype(np.int16), self.pairs) > LARGEST_SUM).any())
 
     def min_scales(self, weight: NDArray[Any]) -> NDArray[np.float32]:
@@ -148,8 +147,8 @@ def _sums(rows: NDArray[Any], pairs: NDArray[np.intp]) -> NDArray[Any]:
 
 
 def _limit(rounded: NDArray[np.float64], steps: NDArray[Any], pairs: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Move overflowing pairs toward zero, in place: both weights by half of the excess, and by an odd step
-    the weight that was rounded up more. If only rounding caused the overflow, one weight moves by one step.
+    """Move overflowing pairs toward zero, in place: both weights by half of the excess. The weight that was
+    rounded up more takes an odd step. If only rounding caused the overflow, one weight moves by one step.
     """
     for sign in (1.0, -1.0):
         row, pair = np.nonzero(_sums(rounded, pairs)[..., 0 if sign > 0 else 1] > LARGEST_SUM)

@@ -166,7 +166,6 @@ class _Planner:
         return Placement(self.rules, tuple(nodes), left, tuple(tables), fused)
 
     def _is_chained(self, node: onnx.NodeProto) -> bool:
-        """Return whether a node without weights is quantized together with its neighbours."""
         if not self.rules.quantizes_chains:
             return self.residuals.closes(node, self.planned)
         if node.op_type not in _CHAIN_OPERATORS:
@@ -176,7 +175,6 @@ class _Planner:
         return all(name in self.integer for name in _value_inputs(node))
 
     def _float_reason(self, node: onnx.NodeProto) -> str | None:
-        """Return the reason why a weighted node stays in float, or None if it is quantized."""
         if node.op_type not in self.rules.weighted:
             return f"{self.target} has no integer kernel for {node.op_type}"
         activations = [name for name in node.input if name and name not in self.constants]

@@ -81,7 +81,7 @@ def join_biases(graph: Graph, *, exclude: Collection[str] = ()) -> list[str]:
 
 def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
     """Write as Sum each Add that ONNX Runtime 1.31.1 would join with a planned product in a float Gemm. Such
-    an Add is of two activations of two axes, or of a stored bias and an activation of more, fixed axes."""
+    an Add joins two activations of two axes, or a stored bias and an activation of more axes, all fixed."""
     made_by, shapes = producers(model.graph), infer_shapes(model)
     stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
@@ -279,7 +279,6 @@ _LARGEST_KERNEL = 32  # elements of one filter and channel
 
 
 def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> str | None:
-    """Return the reason why a weighted node has no FP8 kernel, or None if it has one."""
     if node.op_type == "ConvTranspose":
         return "TensorRT has no FP8 kernel for ConvTranspose"
     if node.op_type != "Conv" or node.input[1] not in stored:
@@ -336,7 +335,6 @@ def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False)
 
 
 def _round_up_scales(scales: NDArray[Any], *, half: bool) -> NDArray[np.float32]:
-    """Return scales as float32, with `half` rounded up to float16 if all are within its range."""
     if half and (scales <= np.finfo(np.float16).max).all():
         nearest = scales.astype(np.float16)
         scales = np.where(nearest < scales, np.nextafter(nearest, np.float16(np.inf)), nearest)
@@ -351,7 +349,6 @@ def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None
 
 
 def _is_qdq(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], kind: int) -> bool:
-    """Return whether a node is Q or DQ with a stored zero point of the type `kind`."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) != 3:
         return False
     return node.input[2] in stored and stored[node.input[2]].data_type == kind

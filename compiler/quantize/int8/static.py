@@ -130,7 +130,6 @@ def quantize_static(
 def _quantizer_options(
     rules: GraphRules, operators: list[str], ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any]:
-    """Return the extra options of ONNX Runtime's quantizer."""
     from onnxruntime.quantization import QuantType
 
     options: dict[str, Any] = {
@@ -258,8 +257,8 @@ def _index_consumers(base: type) -> type:
 
     This is the only patch of ONNX Runtime's quantizer. The original searches all nodes and initializers for
     each tensor, in quadratic time (BERT-base: 0.73 s of processor time instead of 0.63; ONNX Runtime 1.31.1,
-    2026-11-29). The instance holds the index; a class, which lives until garbage collection, would hold the
-    model as long.
+    2026-11-29). The instance holds the index, because a class, and a model that it holds, would live until
+    garbage collection.
     """
 
     class Indexed(base):  # type: ignore[misc]
@@ -304,8 +303,8 @@ def inspect_execution(
 ) -> tuple[dict[str, dict[str, int]], dict[str, str], OnnxReference]:
     """Return the operators that ONNX Runtime executes, the planned nodes that run in float, and the session.
 
-    The first maps precision and operator to the number of weighted nodes, the second node names to reasons.
-    With `signed`, ONNX Runtime also fuses int8 activations on x86, which it does only on ARM by default.
+    The first result counts weighted nodes by precision and operator. The second maps node names to reasons.
+    With `signed`, ONNX Runtime fuses int8 activations on x86, too; by default, only on ARM.
     """
     with temporary_folder("executed", graph.path) as folder:
         optimized = folder / "optimized.onnx"

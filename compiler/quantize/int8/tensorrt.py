@@ -122,7 +122,7 @@ class ResidualAdds:
         return "", 0
 
     def _ancestors(self, name: str) -> set[str]:
-        """Return the tensors from which a tensor is computed, including the tensor itself."""
+        """Return a tensor and those from which it is computed."""
         seen, pending = set[str](), [name]
         while pending:
             name = pending.pop()
@@ -232,7 +232,6 @@ class TensorRTKernels:
                 self.attention.update(self._attention(node))
 
     def unfit(self, node: onnx.NodeProto) -> str | None:
-        """Return the reason to leave a node in float, or None if it has a good kernel."""
         if node.op_type == "Conv" and not self.float8:
             return self._convolution(node)
         if node.op_type in ("MatMul", "Gemm"):
