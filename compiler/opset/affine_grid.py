@@ -1,11 +1,11 @@
-"""Rewrite AffineGrid as a MatMul for runtimes without it: ONNX's function body (opset 20) is invalid.
+"""Rewrite AffineGrid as a MatMul, for runtimes without it. (ONNX's function body, opset 20, is invalid.)
 
     theta [N, r, r + 1] ─ Transpose ─┐
     points [P, r + 1] ────────── MatMul [N, P, r] ─ Reshape [N, (D), H, W, r]
 
-A row of `points` holds the coordinates of a grid point, x first, followed by 1. Of n points along an axis,
-point k is at (2 k + 1) / n - 1. With align_corners it is at 1 - 2 (n - 1 - k) / (n - 1), and at 1 if n = 1,
-as in ONNX Runtime.
+A row of `points` holds the coordinates of one grid point, x first, and then a 1. Of n points along an axis,
+point k is at (2 k + 1) / n - 1. With align_corners, point k is at 1 - 2 (n - 1 - k) / (n - 1), and the only
+point of an axis with n = 1 is at 1, as in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ _FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 
 
 def affine_grid(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return the nodes of opset 13 that replace an AffineGrid."""
     chain, (theta, size) = Chain(node, scope), node.input
     add, ints, kind = chain.add, chain.ints, scope.elem_type(node, theta)
     extents = scope.shape(theta)

@@ -1,11 +1,11 @@
-"""Move bytes as float32, for parsers that read uint8 only as a model input (TensorRT).
+"""Move bytes as float32, for parsers that take uint8 only as the type of a model input (TensorRT).
 
 A model with built-in preprocessing transposes, slices or joins images before it casts them:
 
     x uint8 ─ Transpose ─ Cast(float) ─ Div      becomes      x uint8 ─ Cast(float) ─ Transpose ─ Cast ─ Div
 
 float32 represents every byte exactly and these operators do no arithmetic, so the values are equal. A result
-with another consumer, such as a model output, is cast back to uint8.
+that another node or a model output needs as uint8 is cast back.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ _MOVES = frozenset(
     ReduceMax ReduceMin Reshape Resize Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Where
     """.split()
 )
-"""Operators that only copy or select values of their inputs; Resize does so in mode nearest."""
+"""Operators that only copy or select values of their inputs; Resize does so only in mode nearest."""
 _READS = frozenset("ArgMax ArgMin Cast Equal Greater GreaterOrEqual Less LessOrEqual".split())
 _FLOAT, _BYTE = TensorProto.FLOAT, TensorProto.UINT8
 
 
 def takes_bytes(model: onnx.ModelProto) -> bool:
-    """Return whether a model has a uint8 input."""
     return any(value.type.tensor_type.elem_type == _BYTE for value in model.graph.input)
 
 
 def bytes_to_floats(model: onnx.ModelProto) -> list[str]:
-    """Rewrite data movement and comparisons of uint8 to float32, in place; return the names of the nodes."""
+    """Let moves and comparisons of uint8 use float32, in place; return the names of the rewritten nodes."""
     scope = next(iter(every_scope(model, opset(model))))
     names, nodes = list[str](), list[onnx.NodeProto]()
     floats: dict[str, str] = {}

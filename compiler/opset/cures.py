@@ -1,13 +1,13 @@
 """Registry of the graphs that runtimes compute wrongly: how to find each of them, and how to rewrite it.
 
-The keys are the names in the runtimes' tables `KNOWN_FAULTS`, which list the affected versions. Patterns
-without a rewrite:
+The keys are the names in the runtimes' tables `KNOWN_FAULTS`, which list the affected versions. These are the
+longer patterns without a rewrite ("A ← B": A reads the result of B; "A ─ B": B reads the result of A):
 
 Resize ← Transpose ← If
-MatMul ─ (Mul, Add, ...) ─ Softmax ─ MatMul     attention; an operand may be a transposed input
+MatMul ─ (Mul, Add, ...) ─ Softmax ─ MatMul     attention; an operand of a MatMul may be a transposed input
   keys ← MatMul ← LayerNormalization ← Transpose ← Reshape ← Conv (stride = kernel) ← Reshape     SegFormer
-  operand ← Concat ← Add ← two Mul     rotary embedding of all but the first tokens, as in DINOv3
-Add ← Mul ← ... ← Sub (x, ReduceMin (x))     Add reads ReduceMin (x) again: normalization and its inverse
+  operand ← Concat ← Add ← two Mul     rotary embedding of all tokens except the first, as in DINOv3
+Add ← Mul ← ... ← Sub(x, ReduceMin(x))     the Add reads ReduceMin(x), too: normalization and its inverse
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class FaultyGraph:
 
     Attributes:
         rewrite: Rewrites the affected nodes in place where possible; None if the fault has no rewrite.
-        quantized: Whether the fault needs a quantized graph. If so, the rewrite is compared on that graph.
+        quantized: Whether only quantized graphs have the fault. If so, the outputs before and after the
+            rewrite are compared on the quantized graph; otherwise, on the user's model.
     """
 
     find: NodeQuery
@@ -74,12 +75,11 @@ def find_resizes_behind_if(node: onnx.NodeProto, links: Links) -> object:
 
 
 def find_attention(model: onnx.ModelProto) -> list[str]:
-    """Return the first MatMul of each attention."""
     return [node_name(first) for first, _ in _attentions(model)]
 
 
 def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
-    """Return the MatMuls of attentions that read a transposed input of the model."""
+    """Return the names of the attentions' MatMuls that read a transposed input of the model."""
     made_by, input_names = producers(model.graph), {value.name for value in model.graph.input}
     input_names -= {tensor.name for tensor in model.graph.initializer}
 
@@ -92,7 +92,7 @@ def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
 
 
 def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
-    """Return the first MatMul of attentions with keys from a strided convolution; none for a batch of 1."""
+    """Return the first MatMul's name for attentions with keys from a strided Conv; [] for a batch of 1."""
     batch = model.graph.input[0].type.tensor_type.shape.dim[:1] if model.graph.input else ()
     if [dim.dim_value for dim in batch] == [1]:
         return []
@@ -111,7 +111,7 @@ def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
 
 
 def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
-    """Return the first MatMul of attentions that rotate queries or keys except for the first tokens."""
+    """Return the first MatMul's name for attentions that rotate only some tokens of queries or keys."""
     made_by, constants = producers(model.graph), constant_names(model)
 
     def is_rotated(name: str) -> bool:
@@ -127,7 +127,7 @@ def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
 
 
 def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
-    """Return the ReduceMins followed by a Sub and an Add, if a ReduceMax reads the same input."""
+    """Return the names of ReduceMins before a Sub and an Add, if a ReduceMax reads the same input."""
     read_by = consumers(model.graph)
 
     def fits(node: onnx.NodeProto) -> bool:
@@ -139,13 +139,11 @@ def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
 
 
 def find_dynamic_inputs(model: onnx.ModelProto) -> list[str]:
-    """Return the inputs with a dynamic axis."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
     return [name for name, dims in shapes.items() if not all(dim.HasField("dim_value") for dim in dims)]
 
 
 def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return the two MatMuls of each attention in the main graph."""
     made_by, read_by = producers(model.graph), consumers(model.graph)
     pairs = []
     for node in model.graph.node:
@@ -177,7 +175,7 @@ def _with_rewrite(find: NodeQuery, rewrite: Replace, *, quantized: bool = False)
 
 
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
-    # A rewrite that removes the GridSample comes before the rewrite that only drops its mode.
+    # The rewrite that removes a GridSample comes before the rewrite that only drops a GridSample's mode.
     "deformable-attention": _with_rewrite(exact.find_deformable_attention, exact.gathered_corners),
     "grid-sample-mode": _with_rewrite(exact.find_renamed_modes, exact.mode_left_out),
     "cumsum-axes": _with_rewrite(exact.find_mixed_cumsums, exact.cumsum_by_product),

@@ -1,6 +1,6 @@
-"""Rewrite a DFT as a MatMul with its table of cosines and sines, for runtimes without DFT.
+"""Rewrite a DFT as a MatMul with a table of cosines and sines, for runtimes without DFT.
 
-For a signal x of N values, real (c = 1) or pairs of real and imaginary part (c = 2), and L points:
+For a signal x of N values, real (c = 1) or pairs of a real and an imaginary part (c = 2), and L points:
 
     X[k] = sum over n of x[n] exp(-2 pi i k n / L),  k = 0 ... M - 1,  M = L, or L // 2 + 1 if onesided
 
@@ -8,9 +8,9 @@ For a signal x of N values, real (c = 1) or pairs of real and imaginary part (c 
     becomes
     x [..., N, c] ─ Reshape [..., N c] ─ MatMul(table [N c, M 2]) ─ Reshape [..., M, 2]
 
-The inverse uses exp(+2 pi i k n / L) / L. For a onesided spectrum it has L real results; each value counts
-twice, except the first and, for even L, the last. Signals are cut or padded with 0 to L values (ONNX, DFT).
-For a length known only at run time, the graph computes the tables:
+The inverse uses exp(+2 pi i k n / L) / L. The inverse of a onesided spectrum has L real results: each value
+of the spectrum counts twice, except the first and, for even L, the last. Signals are cut or padded with 0 to
+L values (ONNX, DFT). For a length N that is known only at run time, the graph computes the tables:
 
     x [..., N, c] ─ Transpose [..., c, N] ─┬─ MatMul(cos) ─┬─ real and imaginary part ─ [..., M, 2]
                                            └─ MatMul(sin) ─┘
@@ -18,7 +18,7 @@ For a length known only at run time, the graph computes the tables:
     cos[n, k] = cos(2 pi (n k mod N) / N),  k = 0 ... M - 1,  M = N, or N // 2 + 1 if onesided
 
 `n k mod N` is computed in integers, so long signals lose no precision. The runtime computes the N M values of
-a table at every call, which suits lengths of thousands at most.
+a table at every call. This suits lengths of thousands at most.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ...model.graph.graph import attribute
 from .passes import form_pass
 from .scope import Chain, Scope, rewriting_each
 
-_LARGEST_TABLE = 1 << 22  # values (16 MB); a longer DFT is left to runtimes with the operator, which are fast
+_LARGEST_TABLE = 1 << 22  # values (16 MB); only runtimes with the operator compute a longer DFT, and fast
 _FLOAT = onnx.TensorProto.FLOAT
 
 
 @rewriting_each("DFT")
 def dft_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Return the nodes for a DFT; None for a large table, or a length given at run time."""
+    """Return the nodes for a DFT; None if it is unfit, such as for its table's size or a computed length."""
     shape = scope.shape(node.input[0]) or ()
     axis, rank = _axis(node, scope, len(shape)), len(shape)
     if axis is None or scope.type(node.input[0]) not in ("tensor(float)", "tensor(float16)"):
@@ -72,7 +72,7 @@ def dft_to_products(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] 
 
 
 def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
-    """Return the axis of the signal, counted from 0; None if it is computed or invalid."""
+    """Return the axis of the signal, counted from 0; None if the axis is computed or invalid."""
     axis = attribute(node, "axis", 1) if scope.target < 20 else -2
     if scope.target >= 20 and any(node.input[2:]):
         values = scope.constant(node.input[2])
@@ -86,7 +86,6 @@ def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
 def _dynamic_dft(
     node: onnx.NodeProto, scope: Scope, axis: int, onesided: bool, inverse: bool
 ) -> list[onnx.NodeProto]:
-    """Return the nodes for a DFT over the whole of an axis with a dynamic extent."""
     chain, kind = Chain(node, scope), scope.elem_type(node, node.input[0])
     add, ints = chain.add, chain.ints
     length = add("Gather", [add("Shape", [node.input[0]]), ints(axis)])
@@ -128,11 +127,11 @@ def dft_table(
     """Return the table of a transform with N = `count`, c = `parts` and L = `length`, as real numbers.
 
     Args:
-        onesided: Whether only the first length // 2 + 1 results are computed, or, for the inverse, given.
+        onesided: Whether the spectrum has only the first length // 2 + 1 points; the inverse reads them.
 
     Returns:
-        float64 [count * parts, results * 2]: rows by value and part, columns by result and part. For
-        the inverse of a onesided spectrum, [count * parts, length], as the results are real.
+        float64 [count * parts, results * 2]: rows by value and part, columns by result and part. For the
+        inverse of a onesided spectrum, [count * parts, length], because the results are real.
     """
     real = onesided and inverse
     results = length // 2 + 1 if onesided and not inverse else length

@@ -1,27 +1,27 @@
-"""Rewrite operators that a runtime reads or optimizes wrongly into equal forms that it computes correctly.
+"""Rewrite operators that a runtime computes wrongly into equivalent operators that it computes correctly.
 
-Mod(x, y) of integers                r = x - y Div(x, y);  r + y where the signs of r and y differ
+Mod(x, y) of integers                r = x - y Div(x, y);  r + y if r is not 0 and has another sign than y
 GroupNormalization of one group      Reshape, InstanceNormalization, Reshape, Mul, Add
 LSTM, GRU, RNN of layout 1           Transpose, the same operator of layout 0, Transpose
 Shape with start or end              Shape, Slice
-ReduceL1(x)                          ReduceSum(Abs(x)): axes are an attribute before opset 18
+ReduceL1(x)                          ReduceSum(Abs(x)); the three reductions only before opset 18
 ReduceLogSum(x)                      Log(ReduceSum(x))
 ReduceLogSumExp(x)                   m = Max(ReduceMax(x), lowest);  Squeeze(Log(ReduceSum(Exp(x - m))) + m)
 
-CumSum becomes a product with a triangular matrix of ones, where a runtime confuses the axes of two CumSums.
+If a runtime confuses the axes of two CumSums, a CumSum becomes a product with a triangular matrix of ones.
 `exclusive` and `reverse` use other comparisons; an axis other than the last is first swapped with the last:
 
     CumSum(x, axis) [.., n]      becomes      x ─ MatMul(Range(n)[:, None] <= Range(n)[None, :]), floats
                                               ReduceSum(x[.., :, None] * triangle, axis -2), integers
 
 ONNX Runtime's optimizer quantizes the weight or bias of some layers behind a DequantizeLinear although the
-graph does not (`find_requantized_layers` in `model/sessions`). A Sum of one operand, which returns the
-operand, prevents this; an Identity does not, as the optimizer removes it:
+graph does not (`find_requantized_layers` in `model/sessions`). A Sum of one operand, which returns that
+operand, prevents this. An Identity does not, because the optimizer removes it:
 
     x ─ DQ ─ Conv        becomes        x ─ DQ ─ Sum ─ Conv
 
-A bilinear GridSample(x, grid) of P = Ho Wo sampling points, with padding zeros or border, becomes for each of
-the four corners of a point
+A bilinear GridSample(x, grid) of P = Ho Wo sampling points, with padding zeros or border, becomes the
+following nodes, once for each corner: each of the four pixels around a sampling point.
 
 grid ─ coordinates [N, P] ─┬─ Floor, Clip ─ index y * W + x ─ GatherElements(x [N, C, H W]) ─┐
                            └─ weight of the corner, 0 outside ─────────────────────── Mul ── Sum ─ Reshape
@@ -46,23 +46,22 @@ _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, ti
 
 @node_query("Mod")
 def find_integer_mods(node: onnx.NodeProto, links: Links) -> bool:
-    """Match an integer Mod (fmod = 0), unless its dividend comes from shapes: these values are small."""
+    """Match an integer Mod (fmod = 0), unless its dividend is computed from shapes, and therefore small."""
     return not attribute(node, "fmod", 0) and not _comes_from_shapes(node.input[0], links.producers)
 
 
 def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return an integer Mod as a Div, corrected: ONNX's Div rounds toward zero, Mod toward minus infinity."""
+    """Return an integer Mod as a corrected Div: Div rounds toward zero, Mod toward minus infinity."""
     chain, (x, y) = Chain(node, scope), node.input
     zero = chain.scalar(0, scope.elem_type(node, x))
     remainder = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
-    signs = [chain.add("Less", [value, zero]) for value in (remainder, y)]  # the product of both may overflow
+    signs = [chain.add("Less", [value, zero]) for value in (remainder, y)]  # their product may overflow
     is_nonzero = chain.add("Not", [chain.add("Equal", [remainder, zero])])
     differ = chain.add("And", [chain.add("Xor", signs), is_nonzero])
     return chain.result(chain.add("Where", [differ, chain.add("Add", [remainder, y]), remainder]))
 
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a recurrent layer of layout 1 as a layer of layout 0 between Transposes."""
     drop_attributes(node, "layout")
     nodes = [node]
 
@@ -100,12 +99,12 @@ def _comes_from_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
 
 
 _COMPARED = {(0, 0): "LessOrEqual", (1, 0): "Less", (0, 1): "GreaterOrEqual", (1, 1): "Greater"}
-"""(exclusive, reverse) to the operator that compares row i of the triangle with column j."""
+"""Maps (exclusive, reverse) to the operator that compares row i of the triangle with column j."""
 _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
 
 
 def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
-    """Return the CumSums with another axis or direction than the most frequent in the model."""
+    """Return the names of the CumSums with another axis or direction than most CumSums of the model."""
     if len(find_nodes(model, "CumSum")) < 2:
         return []
     kinds = [
@@ -149,7 +148,7 @@ def _direction(node: onnx.NodeProto) -> tuple[int, int]:
 
 
 def _axis(node: onnx.NodeProto, scope: Scope) -> int | str:
-    """Return the axis, counted from the last if the rank is known; for a computed axis, the tensor's name."""
+    """Return the axis, counted from the last if the rank is known; if it is computed, its tensor's name."""
     axis, shape = scope.constant(node.input[1]), scope.shape(node.input[0])
     if axis is None:
         return str(node.input[1])
@@ -161,7 +160,7 @@ _AXES_ARE_AN_INPUT = 18
 
 
 def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
-    """Return the ReduceL1, ReduceLogSum and ReduceLogSumExp nodes with axes in an attribute."""
+    """Return the names of ReduceL1, ReduceLogSum and ReduceLogSumExp nodes with axes in an attribute."""
     if opset(model) >= _AXES_ARE_AN_INPUT:
         return []
     operators = "ReduceL1 ReduceLogSum ReduceLogSumExp"
@@ -169,7 +168,6 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
 
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return one of these reductions in terms of ReduceSum."""
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":
@@ -194,7 +192,7 @@ def find_requantized(model: onnx.ModelProto) -> list[str]:
 
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
-    """Insert a Sum in front of each of these layers, in place; return the names of the layers."""
+    """Insert a Sum in front of each layer of `find_requantized`, in place; return the names of the layers."""
     layers = list(find_requantized_layers(model))
     names = [node_name(node) for _, node in layers]
     for graph, layer in layers:
@@ -214,7 +212,7 @@ _CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".spli
 
 
 def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
-    """Return the GridSample nodes with a mode name of opset 20: linear or cubic."""
+    """Return the names of the GridSample nodes with a mode name of opset 20: linear or cubic."""
     if opset(model) < MODES_RENAMED:
         return []
     return find_nodes(model, "GridSample", lambda node, _: attribute(node, "mode") in ("linear", "cubic"))
@@ -222,7 +220,7 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
 
 @node_query("GridSample")
 def find_cubic_modes(node: onnx.NodeProto, _: Links) -> bool:
-    """Match mode "cubic", which all parsers know only by its name in older opsets."""
+    """Match mode "cubic"; all parsers know this mode only by its older name."""
     return bool(attribute(node, "mode") == "cubic")
 
 
@@ -235,7 +233,7 @@ def mode_left_out(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None
 
 
 def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
-    """Return the bilinear GridSamples that share a Concat, as the levels of a deformable attention do."""
+    """Return the names of bilinear GridSamples that lead to one Concat, as in a deformable attention."""
     names = []
     for graph in every_graph(model.graph):
         read_by = consumers(graph)
@@ -250,7 +248,7 @@ def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
 
 
 def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Return the nodes for a bilinear GridSample of an image [N, C, H, W]; None for others."""
+    """Return the nodes for a bilinear GridSample of an image [N, C, H, W]; None for volumes or reflection."""
     plain = attribute(node, "padding_mode", "zeros") in ("zeros", "border")
     if node.op_type != "GridSample" or not plain or len(scope.shape(node.input[0]) or ()) != 4:
         return None
@@ -281,7 +279,7 @@ def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]
 
 
 def _neighbours(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:
-    """Return index (int64) and weight, both [N, P], of the lower and the upper neighbour along an axis."""
+    """Return (index, weight) of the lower and the upper pixel along an axis: int64 and float32 [N, P]."""
     add, zeros = chain.add, attribute(node, "padding_mode", "zeros") == "zeros"
     one, half, zero = (chain.scalar(number, _FLOAT) for number in (1.0, 0.5, 0.0))
     size = add("Cast", [extent], to=_FLOAT)

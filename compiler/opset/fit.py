@@ -1,4 +1,4 @@
-"""Convert a model or a file to an older or newer opset, and compare its outputs with the original's."""
+"""Convert a model to an older or newer opset, and compare its outputs before and after."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .lower import lower_opset
 _NOT_COMPARED = "the rewritten graph could not be compared in ONNX Runtime"
 _DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.ms.internal.nhwc")
 _LOWEST_DB = 80.0  # minimum SQNR after a rewrite; reordered float32 sums exceed it
-_LOWEST_ROUNDED_DB = 30.0  # for a graph that rounds to fewer bits, where a value may round either way
+_LOWEST_ROUNDED_DB = 30.0  # for graphs of fewer bits: values near the middle of two steps may round to either
 
 
 def in_older_opset(graph: Graph, highest: int) -> tuple[Graph, list[str]]:
@@ -35,7 +35,7 @@ def in_older_opset(graph: Graph, highest: int) -> tuple[Graph, list[str]]:
         highest: The newest opset that the parser reads: 17 for TensorRT 8.5 and 8.6.
 
     Returns:
-        The graph, and a warning if it has operators that ONNX Runtime lacks: then it is not compared.
+        The graph, and a warning if ONNX Runtime lacks an operator of the graph and cannot compare outputs.
 
     Raises:
         ModelError: If the checker rejects a graph, or the outputs differ.
@@ -49,27 +49,27 @@ def in_older_opset(graph: Graph, highest: int) -> tuple[Graph, list[str]]:
 
 
 def _require_same(graph: Graph, converted: Graph, data: str | None) -> None:
-    """Raise ModelError if a graph and its conversion differ, on samples of `data` or on random input."""
+    """Raise ModelError if a graph and its conversion differ on samples of `data`; None is random input."""
     reference = OnnxReference(graph)
     feeds = list(sample_feeds(graph.model, data, reference))
     with report_as_defect(graph.path, "another opset"):
         converted_outputs = OnnxReference(converted)
         pairs = [(reference(item), converted_outputs(item)) for item in feeds]
     check = compare_outputs("same outputs as before", reference.names, pairs)
-    _require_equal(check, graph.path, "another opset", "otherwise export it to that opset")
+    _require_equal(check, graph.path, "another opset", "if not, export it to that opset")
 
 
 def _require_equal(check: Check, model: Path, form: str, way: str) -> None:
     if not check.passed:
         raise ModelError(
             f"{model}: its outputs differ in {form}: {check.detail}",
-            hint=f"is the model free of randomness? {way}",
+            hint=f"does the model draw random numbers? {way}",
             file=model,
         )
 
 
 def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
-    """Raise ModelError if a rewrite changes outputs; return a warning if ONNX Runtime refuses the graph."""
+    """Raise ModelError if a rewrite changes outputs; return a warning if ONNX Runtime cannot compare them."""
     if foreign := _foreign_operators(graph.model):
         return foreign
     try:
@@ -83,12 +83,12 @@ def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
         pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
     lowest = _LOWEST_DB if graph_precision(graph.model) == "fp32" else _LOWEST_ROUNDED_DB
     check = compare_outputs("same outputs as before", reference.names, pairs, lowest_db=lowest)
-    _require_equal(check, graph.path, "other operators", "`ignore_faults` all leaves known faults alone")
+    _require_equal(check, graph.path, "other operators", "if not, `ignore_faults` all skips such rewrites")
     return []
 
 
 def _foreign_operators(model: onnx.ModelProto) -> list[str]:
-    """Return a warning with the operators that neither ONNX Runtime nor the model defines, if any."""
+    """Return a warning that lists operators of domains unknown to ONNX Runtime and the model, if any."""
     defined = {(function.domain, function.name) for function in model.functions}
     nodes = {(node.domain, node.op_type) for graph in every_graph(model.graph) for node in graph.node}
     names = sorted(f"{domain}::{name}" for domain, name in nodes - defined if domain not in _DOMAINS)
@@ -114,7 +114,7 @@ def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
     try:
         upgraded = onnx.version_converter.convert_version(model, lowest)
         if lost_names := producers(model.graph).keys() - producers(upgraded.graph).keys():
-            # The converter renames results of Upsample, except outputs; calibration uses the old names.
+            # The converter renames results of Upsample, except model outputs; calibration uses the old names.
             with_outputs = onnx.ModelProto()
             with_outputs.CopyFrom(model)
             with_outputs.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(lost_names))

@@ -2,30 +2,32 @@
 
     Conv ─ QuantizeLinear        becomes        Conv ─ Max(·, -1e30) ─ QuantizeLinear
 
-No layer returns less than -1e30, so Max returns its operand; for integers the bound is the type's minimum.
-OpenVINO fuses Max with neither side. These fusions are wrong (2026.4.1, on every processor):
+No layer returns less than -1e30, so Max returns its operand; for float16, int32 and int64, the bound is the
+least value of the type. OpenVINO fuses a Max with neither of its neighbours. A product is a Conv,
+ConvTranspose, MatMul or Gemm; it is int8 if DequantizeLinears make its operands. Factors behind a product may
+come from equalized channels. These fusions are wrong (OpenVINO 2026.4.1, on every processor):
 
-1. A QuantizeLinear reads a ReduceMax or ReduceMin, directly or through other operators: it becomes part of
-   the reduction's kernel, which first rounds the values that it reduces to integers of 0 to 255.
-2. A QuantizeLinear reads a reduction without keepdims through per-channel operands, such as the factors of
-   balanced channels: these become part of the kernel, which indexes channels along another axis.
-3. A QuantizeLinear reads an int8 product of two axes through per-channel factors or offsets, such as the
-   factors of balanced channels, and feeds another such product: batches of 4, 6 and 8 are wrong.
-4. A QuantizeLinear reads a biased product of dynamic shape that has another consumer: the bias becomes part
-   of the quantization, which applies the bias of channel 0 to all channels. OpenVINO may add this consumer
-   itself: for a Shape, it can take an extent from another tensor of that extent. In an int8 convolution
-   without bias, the scale of the weights has the role of the bias. Without a QuantizeLinear behind it, this
-   scale is lost if the result has two consumers.
+1. A QuantizeLinear reads a ReduceMax or ReduceMin, directly or through other operators: the QuantizeLinear
+   becomes part of the reduction's kernel, which first rounds its input to integers of 0 to 255.
+2. A QuantizeLinear reads a reduction without keepdims through per-channel operands, such as factors: these
+   operands become part of the kernel, which indexes channels along another axis.
+3. A QuantizeLinear reads an int8 product of two axes through per-channel factors or offsets, and feeds
+   another int8 product of two axes: batches of 4, 6 and 8 are wrong.
+4. A QuantizeLinear reads a biased product of dynamic shape, and the product has another consumer: the bias
+   becomes part of the quantization, which applies the bias of channel 0 to all channels. OpenVINO may add the
+   other consumer itself: for a Shape, it can take an extent from another tensor of equal extent. In an int8
+   convolution without bias, the scale of the weights has the role of the bias. If no QuantizeLinear follows
+   and the result has two consumers, this scale is lost.
 5. A Reshape adds or changes axes of an int8 product without bias and with a dynamic batch: the scale of the
    weights moves behind the Reshape, where it scales another axis.
 6. A reduction reads a Reshape that joins the positions of an int8 convolution, [N, C, H, W] to [N, C, H W]:
-   the scale of the weights, or per-channel factors behind the convolution, move behind the reduction, where
-   they scale other channels.
+   the scale of the weights, or factors per channel behind the convolution, move behind the reduction and
+   scale other channels.
 7. A Gather with a scalar index reads an int8 product without bias: the scale of the weights moves behind the
    Gather with the axis that the Gather removes. The result has an extra axis, or cannot be computed.
 8. An integer reduction over the second or third of three axes is negated, or shifted or scaled by a constant,
-   also behind a Reshape: this becomes part of the reduction's kernel, which reads one value for all channels
-   as if it were one per channel. All values behind the first vector are wrong, in float graphs too.
+   directly or behind a Reshape: the second operation becomes part of the reduction's kernel, which reads one
+   value for all channels as one per channel. Only the first vector of values is right, in float graphs too.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ _FUSED = frozenset(
     Swish Tanh Tile Transpose Unsqueeze
     """.split()
 )
-"""Operators that OpenVINO fuses into a reduction's kernel with a QuantizeLinear, or moves it through."""
+"""Operators that OpenVINO fuses with a QuantizeLinear into a reduction, or moves a QuantizeLinear through."""
 _LINEAR = ("Add", "Sub", "Mul", "Div")
 _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 _ALL_REDUCTIONS = (
@@ -72,9 +74,9 @@ _ALL_REDUCTIONS = (
 _PRODUCTS = " ".join(WEIGHTED)
 _PLACES = frozenset("Identity Reshape Transpose Squeeze Unsqueeze Flatten".split())
 _BOUNDS = ("Relu", "LeakyRelu", "PRelu", "Clip", "Max", "Min")
-_PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")  # a quantization moves through these to a bias
+_PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")  # OpenVINO moves a QuantizeLinear through these
 _SHAPED = frozenset(["Shape", "EyeLike", "LSTM", "GRU", "RNN"])
-"""Operators for which OpenVINO reads an extent of a tensor: recurrent layers need it for the first state."""
+"""Operators for which OpenVINO reads an extent of a tensor; recurrent layers need the batch size."""
 _MOVED = frozenset(
     """
     Relu LeakyRelu PRelu Clip Mul Div Identity Transpose Squeeze Unsqueeze Flatten
@@ -83,33 +85,33 @@ _MOVED = frozenset(
 )
 """Operators behind which OpenVINO moves the scale of a product."""
 _TO_GATHER = _MOVED - {"Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squeeze", "Unsqueeze"}
-"""Those of `_MOVED` that may stand between a product and a Gather."""
+"""Operators of `_MOVED` that may stand between a product and a Gather."""
 
 
 @node_query("ReduceMax ReduceMin")
 def find_quantized_extrema(node: onnx.NodeProto, links: Links) -> bool:
-    """Match a ReduceMax or ReduceMin with a QuantizeLinear behind it (case 1)."""
+    """Match the reduction of case 1."""
     return not _has_max(node, links) and _is_quantized(node, links, _FUSED)
 
 
 @node_query(_ALL_REDUCTIONS)
 def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
-    """Match a reduction without keepdims in front of a per-channel operand and a QuantizeLinear (case 2)."""
+    """Match the reduction of case 2."""
     if attribute(node, "keepdims", 1) or _has_max(node, links):
         return False
     return any(
-        reader.op_type in _FUSED and _has_row(reader, links) and _is_quantized(reader, links, _FUSED)
+        reader.op_type in _FUSED and _has_vector(reader, links) and _is_quantized(reader, links, _FUSED)
         for reader in iterate_consumers(node.output[0], links.consumers, _FUSED)
     )
 
 
 @node_query(" ".join(_LINEAR))
 def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
-    """Match per-channel factors or offsets between an int8 product and a QuantizeLinear (case 3)."""
+    """Match the factors or offsets of case 3."""
     readers = links.consumers.get(node.output[0], ())
     varying = [name for name in node.input if name not in links.stored]
     is_read = any(reader.op_type == "QuantizeLinear" for reader in readers)
-    if not is_read or not _has_row(node, links) or len(varying) != 1:
+    if not is_read or not _has_vector(node, links) or len(varying) != 1:
         return False
     product = nearest_producer(varying[0], links.producers, (*_LINEAR, *_BOUNDS), links.stored)
     if product is None or product.op_type not in ("Gemm", "MatMul"):
@@ -121,14 +123,14 @@ def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
 
 @node_query("Reshape")
 def find_reduced_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """Match a Reshape between an int8 convolution with a scale that may move and a reduction (case 6)."""
+    """Match the Reshape of case 6."""
     readers = iterate_consumers(node.output[0], links.consumers, _MOVED)
     return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_free_scale(node.input[0], links)
 
 
 @node_query(_PRODUCTS)
 def find_gathered_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """Match an int8 product without bias in front of a Gather with a scalar index (case 7)."""
+    """Match the product of case 7."""
     if not _reads_integers(node, links) or _has_bias(node, links):
         return False
     return any(
@@ -138,7 +140,7 @@ def find_gathered_scales(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
-    """Return the integer reductions of case 8."""
+    """Return the names of the integer reductions of case 8."""
 
     def is_shifted(node: onnx.NodeProto, links: Links) -> bool:
         return any(
@@ -156,7 +158,7 @@ def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
 
 
 def _counts_within(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Return whether a reduction is of integers, may have three axes, and may leave out the first of them."""
+    """Return whether a node reduces integers of three (or unknown) axes, but not over the first axis."""
     shape = scope.shape(node.input[0])
     if scope.type(node.output[0]) not in ("tensor(int32)", "tensor(int64)") or len(shape or "nlc") != 3:
         return False
@@ -165,7 +167,7 @@ def _counts_within(node: onnx.NodeProto, scope: Scope) -> bool:
 
 
 def find_merged_biases(model: onnx.ModelProto) -> list[str]:
-    """Return the nodes of case 4: products, and the last constant Add or Mul behind a product."""
+    """Return names for case 4: of a product, or of the last operator with a constant behind the product."""
     graphs = [Links(model, graph) for graph in every_graph(model.graph)]
     shaped = any(node.op_type in _SHAPED for links in graphs for node in links.graph.node)
     return [
@@ -195,7 +197,7 @@ def _merged_biases(node: onnx.NodeProto, links: Links, *, shaped: bool) -> Seque
 
 @node_query(_PRODUCTS)
 def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
-    """Match an int8 product without bias in front of a Reshape of its dynamic batch (case 5)."""
+    """Match the product of case 5."""
     if not _reads_integers(node, links) or _has_bias(node, links) or not _is_dynamic(node, links):
         return False
     matrix = links.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()
@@ -204,7 +206,6 @@ def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a node with Max(·, -1e30) behind it."""
     chain = Chain(node, scope)
     lowest = scope.store(_LOWEST.get(scope.type(chain.output), np.float32(-1e30)), f"{chain.output}/lowest")
     node.output[0] = scope.fresh(f"{chain.output}{_APART}")
@@ -215,7 +216,6 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def _has_max(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether `with_max` has inserted a Max behind a node."""
     return any(map(_is_inserted_max, links.consumers.get(node.output[0], ())))
 
 
@@ -228,8 +228,8 @@ def _is_quantized(node: onnx.NodeProto, links: Links, passed: Collection[str]) -
     return any(reader.op_type == "QuantizeLinear" for reader in readers)
 
 
-def _has_row(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether a node reads a constant of several values, such as per-channel factors."""
+def _has_vector(node: onnx.NodeProto, links: Links) -> bool:
+    """Return whether a node reads a constant of several values."""
     return any(np.prod(links.stored[name].dims) > 1 for name in node.input if name in links.stored)
 
 
@@ -242,7 +242,7 @@ def _has_free_scale(tensor: str, links: Links) -> bool:
             continue
         if node.op_type == "Conv" and _reads_integers(node, links):
             return factors or not _has_bias(node, links)
-        factors |= _has_row(node, links)
+        factors |= _has_vector(node, links)
         if node.op_type in (*_LINEAR, *_MOVED, "BatchNormalization", "Sigmoid"):
             pending += [name for name in node.input if name not in seen]
             seen.update(node.input)
@@ -250,7 +250,7 @@ def _has_free_scale(tensor: str, links: Links) -> bool:
 
 
 def _is_dynamic(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether a product has a dynamic shape; if its shape is unknown, whether a model input has."""
+    """Return whether a product has a dynamic shape; if that is unknown, whether a model input has one."""
 
     def is_open(shape: Sequence[int | str]) -> bool:
         return any(not isinstance(extent, int) for extent in shape)
@@ -262,7 +262,7 @@ def _is_dynamic(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def _with_constants(node: onnx.NodeProto, links: Links) -> tuple[onnx.NodeProto, Sequence[str], bool]:
-    """Return the last constant operator behind a product, all outputs so far, and whether it has a bias."""
+    """Return the last constant operator behind a product, the outputs so far, and if there is a bias."""
     biased, tensors = _has_bias(node, links), [node.output[0]]
     while True:
         linear = [reader for reader in links.consumers.get(tensors[-1], ()) if reader.op_type in _LINEAR]
@@ -274,7 +274,7 @@ def _with_constants(node: onnx.NodeProto, links: Links) -> tuple[onnx.NodeProto,
 
 
 def _has_bias(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether a product has a bias operand, apart from zeros, which OpenVINO removes."""
+    """Return whether a product has a bias that is not all zeros, which OpenVINO would remove."""
     if len(node.input) < 3 or not node.input[2]:
         return False
     tensor = links.stored.get(node.input[2])
@@ -309,7 +309,7 @@ def _mixes_batch(node: onnx.NodeProto, matrix: Sequence[int | str], links: Links
     extents = tensor_values(shape).reshape(-1).tolist()
     if extents[:1] == [0]:
         return False
-    # Of a product [N, C], OpenVINO takes a second axis of a multiple of C for the channels.
+    # For a product [N, C], OpenVINO takes a new second axis for the channels if it is a multiple of C.
     if len(matrix) == 2 and isinstance(matrix[1], int) and matrix[1]:
         return len(extents) > 2 and (extents[1] < 0 or extents[1] % matrix[1] == 0)
     return True

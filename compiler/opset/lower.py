@@ -9,10 +9,11 @@ changed. Any other node is
 4. expanded into its function body of other operators, if ONNX defines one (`schemas`),
 5. refused.
 
-`onnx.version_converter` is not used: it cannot downgrade most of these, and treats some as unchanged.
+`onnx.version_converter` is not used: it cannot downgrade most of these operators, and wrongly leaves some
+unchanged.
 
-`without_missing` replaces operators that a parser lacks by operators that it has, in the same opset. The
-runtime adapter lists the parser's operators by version:
+`without_missing` replaces the operators that a parser lacks by operators that it has, in the same opset; the
+runtime adapter lists the parser's operators by version. The replacements are:
 
     IsInf                          Equal(Abs(x), inf), or Equal(x, +-inf); Greater or Less before opset 11
     CastLike                       Cast, if the type is known
@@ -42,12 +43,12 @@ from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, expand_body, trim, why_invalid
 from .scope import Chain, Rewrite, Scope, replace_nodes
 
-_MAX_DEPTH = 8  # levels of function bodies
-_EQUAL_OF_FLOATS = 11  # the opset
+_MAX_DEPTH = 8  # nested function bodies
+_EQUAL_OF_FLOATS = 11  # opset in which Equal began to take floats
 
 
 def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
-    """Return a copy of the model in opset `highest`, or in its opset if that is not newer.
+    """Return a copy of the model in opset `highest`; in the model's opset if that is not newer.
 
     Args:
         model: Of opset `NEWEST` at most; external data loaded. It may exceed protobuf's 2 GB.
@@ -98,7 +99,7 @@ def _is_unchanged(node: onnx.NodeProto, newer: Any, older: Any) -> bool:
 
 
 def _write_out(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.NodeProto] | None:
-    """Return the nodes of an operator's function body if no rule applies; None otherwise."""
+    """Return the nodes of an operator's function body; None without a body, or if `_lower` has a rule."""
     newer, older = _schema(node, current), _schema(node, scope.target)
     rules = DECOMPOSITIONS.keys() if older is None else COMPATIBLE | REWRITES.keys()
     if _is_unchanged(node, newer, older) or newer is None or node.op_type in rules:
@@ -107,7 +108,6 @@ def _write_out(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx
 
 
 def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.NodeProto] | None:
-    """Return the nodes that replace a node in the older opset; None if it does not change."""
     newer, older = _schema(node, current), _schema(node, scope.target)
     operator = node.op_type
     if _is_unchanged(node, newer, older):
@@ -134,7 +134,6 @@ def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.Nod
 
 
 def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return an IsInf as a comparison with infinity, of one sign or of both."""
     signs = [
         sign for sign, name in ((1, "detect_positive"), (-1, "detect_negative")) if attribute(node, name, 1)
     ]
@@ -160,7 +159,7 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
     """Replace operators that a parser lacks by others, in place; return the names of the replaced nodes.
 
     Args:
-        operators: Operators of the parser. It may have plugins for operators that ONNX does not define.
+        operators: Operators that the parser reads. Operators that ONNX does not define may be plugins.
     """
     version, replaced = opset(model), list[str]()
 
@@ -189,19 +188,19 @@ def require_operators(
     file: str,
     read_by: Callable[[str], str] = lambda _: "",
 ) -> None:
-    """Raise UnsupportedOperator for a node that the parser lacks; `read_by` names versions that have it."""
+    """Raise UnsupportedOperator for an operator that the parser lacks; `read_by` names versions with it."""
     version = opset(model)
     for graph in every_graph(model.graph):
         for node in graph.node:
             if _lacks(node, operators, version):
                 name = node.name or f"making {', '.join(node.output)}"
                 versions = read_by(node.op_type)
-                rows = ((why, hint) for names, why, hint in _WAYS if re.fullmatch(names, node.op_type))
+                matches = ((why, hint) for names, why, hint in _WAYS if re.fullmatch(names, node.op_type))
                 otherwise = (
                     "which qcompile cannot write in other operators",
                     f"build for {versions}" if versions else _WAY,
                 )
-                why, hint = next(rows, otherwise)
+                why, hint = next(matches, otherwise)
                 if node.op_type in CHOICES and (places := selection_inputs(model)):
                     tensors = " and ".join(repr(place.tensor) for place in places[:_NAMED])
                     hint = (
@@ -223,9 +222,9 @@ _WAYS: Sequence[tuple[str, str, str]] = (
      "return all elements and the mask beside them, or torch.where(mask, x, 0), and select behind the model; "
      + _OR),
     (r"QLinear\w+|\w+Integer|DynamicQuantizeLinear",
-     "which is of a graph that was quantized for another runtime",
+     "which is from a graph that was quantized for another runtime",
      "quantize the float model for this one: `qcompile quantize` with its `target`"),
-    (r"Sequence\w+|SplitToSequence|ConcatFromSequence|Optional\w*", "which is of lists of tensors",
+    (r"Sequence\w+|SplitToSequence|ConcatFromSequence|Optional\w*", "which works on lists of tensors",
      "simplify first; if it remains, use torch.stack or torch.cat of a fixed number of tensors"),
     (r"String\w+|RegexFullMatch|TfIdfVectorizer|ImageDecoder", "which reads texts or encoded images",
      "do that before the model, where samples are prepared, and give it numbers"),
@@ -233,10 +232,10 @@ _WAYS: Sequence[tuple[str, str, str]] = (
      "export the model in evaluation mode (model.eval()), or make the random numbers an input"),
     (r"NegativeLogLikelihoodLoss|SoftmaxCrossEntropyLoss", "which is a loss, for training",
      "export the model without it, with its operands as outputs"),
-    (r"Bitwise\w+|BitShift", "which is of the bits of integers",
+    (r"Bitwise\w+|BitShift", "which works on the bits of integers",
      "write it as arithmetic in the model: products, divisions by powers of two, torch.logical_and"),
 )  # fmt: skip
-"""Pattern of operators, the reason why they are missing, and the hint."""
+"""For each pattern of operators: the reason why parsers lack them, and the hint."""
 _WAY = (
     "write it with other operators in the model, build for onnxruntime, or give `plugins` with an operator "
     "of that name"

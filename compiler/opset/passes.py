@@ -20,8 +20,9 @@ class Pass:
         change: Edits a graph in place, its weights loaded; returns names of rewritten nodes or other changes.
         needs: Returns whether the pass applies to a graph; must not edit it.
         find_problem: Returns the problem of a graph that violates the postcondition; empty if it holds.
-        comparison_message: Progress message while outputs are compared; empty if the pass is exact.
-        on_source: Whether to compare on the user's model instead of the graph.
+        comparison_message: Progress message while outputs are compared; empty if the pass is exact, and
+            outputs are not compared.
+        on_source: Whether the comparison applies the pass to the user's model, not to the graph.
         operator: The operator that the pass replaces, for parsers that lack it; empty for other passes.
     """
 
@@ -51,7 +52,7 @@ def operators_of(graph: Graph) -> set[str]:
 
 
 def replace_model(graph: Graph, model: onnx.ModelProto) -> list[str]:
-    """Replace the model of a graph; return the file's name if the model differs, else nothing."""
+    """Replace the model of a graph; return [the file's name], or [] if `model` is already its model."""
     if model is graph.model:
         return []
     graph.edited(model)

@@ -1,16 +1,16 @@
 """Rewrite an LSTM or a GRU as its matrix products, which TensorRT can run in INT8.
 
 TensorRT has no integer kernels for ONNX's LSTM and GRU: behind Q/DQ they would run in floating point. Its
-parser reads Scan, and INT8 products inside. Gates are in ONNX's order: input, output, forget, cell; update,
-reset, hidden.
+parser reads Scan, and INT8 products inside a Scan. Gates are in ONNX's order: input, output, forget, cell
+(LSTM), or update, reset, hidden (GRU).
 
-    X ─ MatMul(Wᵀ) ─ Add(B) ─ Scan: hidden, cell ─┬─ Unsqueeze ─┬─ Concat ─ Y
-                              gates = P + hidden Rᵀ              │
-                              one for each direction ───────────┘
+    X ─ MatMul(Wᵀ) ─ Add(B) ─ P ─ Scan: hidden, cell ─┬─ Unsqueeze ─┬─ Concat ─ Y
+                                  gates = P + hidden Rᵀ              │
+                                  for each direction ───────────────┘
 
-`rewrite_recurrences` runs before the other products get Q/DQ, so its MatMul of the inputs gets Q/DQ, too.
-`quantize_states` then places Q/DQ around the product of the state. An LSTM's state is a sigmoid times a tanh;
-a GRU's lies between its previous state and a tanh. The scale is therefore 1/127 and needs no calibration.
+`rewrite_recurrences` runs before the other products get Q/DQ, so its MatMul by Wᵀ gets Q/DQ, too.
+`quantize_states` then places Q/DQ in front of `hidden Rᵀ`. The hidden state lies between -1 and 1: an LSTM's
+is a sigmoid times a tanh, a GRU's lies between its previous state and a tanh. So its scale is 1/127.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def recurrent_inputs(model: onnx.ModelProto) -> set[str]:
 
 
 def float_recurrences(model: onnx.ModelProto) -> dict[str, str]:
-    """Return layer name to reason for the layers that are not rewritten and compute in floating point."""
+    """Map the name of each LSTM or GRU that computes in floating point to the reason."""
     stored = {tensor.name for tensor in model.graph.initializer}
     reasons = {node.name: why_not_rewritten(node, stored) for node in model.graph.node}
     return {name: reason or "it was excluded" for name, reason in reasons.items() if reason is not None}
@@ -69,7 +69,7 @@ def why_not_rewritten(node: onnx.NodeProto, stored: Container[str]) -> str | Non
 
 
 def rewrite_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[str]:
-    """Rewrite the layers of a model of opset 13 or newer in place, except `exclude`; return their names."""
+    """Rewrite layers of a model of opset 13 or newer in place, except `exclude`; return the layers' names."""
     stored, names = {tensor.name: tensor for tensor in model.graph.initializer}, Names(model.graph)
     nodes, opened = [], []
     for node in model.graph.node:
@@ -85,13 +85,13 @@ def rewrite_recurrences(model: onnx.ModelProto, *, exclude: Container[str] = ())
 
 
 def quantize_states(model: onnx.ModelProto) -> int:
-    """Place Q/DQ around the state products from `rewrite_recurrences`; return how many."""
+    """Place Q/DQ in front of the products that `rewrite_recurrences` gives a Scan; return their number."""
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     count, nodes = 0, []
     for node in graph.node:
         for body in subgraphs(node) if node.op_type == "Scan" else ():
-            name = f"{node.name.removesuffix('scan')}{_STATE}"  # the name that `rewrite_recurrences` gives it
+            name = f"{node.name.removesuffix('scan')}{_STATE}"  # of the product from `rewrite_recurrences`
             product = next((inner for inner in body.node if inner.name == name), None)
             if product is None:
                 continue
@@ -114,8 +114,6 @@ def quantize_states(model: onnx.ModelProto) -> int:
 
 
 class _LayerRewrite:
-    """Builds the nodes that replace one layer."""
-
     def __init__(
         self, graph: onnx.GraphProto, node: onnx.NodeProto, stored: dict[str, onnx.TensorProto], base: str
     ) -> None:
@@ -166,12 +164,12 @@ class _LayerRewrite:
         if biases:
             of_input, of_state = biases[0][index].reshape(2, -1)
             both = of_input + of_state
-            if gru:  # the reset gate also scales the hidden gate's state bias: add it to the state product
+            if gru:  # the reset gate also scales the hidden gate's state bias, so the state product gets it
                 both[2 * self.hidden :] = of_input[2 * self.hidden :]
                 of_state = np.concatenate([0 * of_state[: 2 * self.hidden], of_state[2 * self.hidden :]])
                 self._store(f"{direction}/state_bias", of_state)
             gates = self._add("Add", [gates, self._store(f"{direction}/bias", both)], f"{prefix}/gates")
-        # Split with sizes as an operand is valid in opsets 13 to 17 and in 18.
+        # Split with sizes as an operand is valid before opset 18, from 13 on, and in 18.
         self._store(f"{direction}/sizes", np.full(_GATES[self.node.op_type], self.hidden, np.int64))
         states_of = ("hidden",) if gru else ("hidden", "cell")
         results = [f"{prefix}/{name}" for name in (*states_of, "y")]
@@ -218,7 +216,7 @@ _STEPS = {
 
 
 def _step(kind: str, prefix: str, width: int, *, biased: bool) -> onnx.GraphProto:
-    """Return the body of one step, of states [batch, width] and the input's part of gates [batch, gates]."""
+    """Return the Scan's body for a time step, with states [batch, width] and P [batch, gates]."""
     text = _STEPS[kind].format(width=width, gates=_GATES[kind] * width)
     if not biased:
         text = text.replace("state_part = Add(state_product, state_bias)", "").replace("state_part", _STATE)

@@ -8,7 +8,8 @@
     LayerNormalization (17)         (x - mean) / Sqrt(variance + epsilon) * scale + bias
     GroupNormalization (18, 21)     Reshape, InstanceNormalization, Reshape, Mul, Add
 
-The replacements are nodes of opset 13, which mean the same in every later opset.
+The replacements are nodes of opset 13 that mean the same in every later opset; only the axes of reductions
+are an attribute or an operand, by opset.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from .scope import Chain, Rewrite, Scope, drop_trailing
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 _IDENTITY_WITHOUT_AXES = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
-"""Reductions that are the identity if they reduce no axis; the others still square, or take logarithms."""
+"""Reductions that are the identity if they reduce no axis; other reductions still square, for example."""
 _IMAGE_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
 
 
 def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Move the axes of a reduction to an attribute: older parsers would ignore them and reduce all axes."""
+    """Move a reduction's axes to an attribute: older parsers would ignore the operand and reduce all axes."""
     axes = _operand(node, 1, scope, "its axes are")
     noop = attribute(node, "noop_with_empty_axes", 0)
     drop_attributes(node, "noop_with_empty_axes")
@@ -46,7 +47,7 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         return [helper.make_node("Identity", node.input, node.output, node.name)]
     if scope.type(node.input[0]) != "tensor(bool)":
         return [node]
-    # A comparison, unlike a cast, is right for no elements too: their maximum is the least integer.
+    # The maximum of no elements is the least integer: false by comparison, but true by a Cast to bool.
     chain = Chain(node, scope)
     node.input[0] = chain.add("Cast", node.input, to=TensorProto.INT32)
     node.output[0] = scope.fresh("reduced")
@@ -84,7 +85,7 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Give a Pad of some axes the pads of all axes."""
+    """Give a Pad with an operand for axes the pads of all axes."""
     axes = _operand(node, 3, scope, "its axes are")
     del node.input[3:]
     drop_trailing(node)
@@ -145,7 +146,7 @@ def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Move the axis of a DFT to an attribute, which has another default."""
+    """Move the axis of a DFT from an operand to an attribute, which have different defaults."""
     axis = _operand(node, 2, scope, "its axis is")
     del node.input[2:]
     drop_trailing(node)
@@ -155,7 +156,7 @@ def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.Node
 
 
 def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Cast the float16 or bfloat16 operand of IsInf to float32, which has all its values and infinities."""
+    """Cast the float16 or bfloat16 operand of IsInf to float32, which represents all their values."""
     if scope.type(node.input[0]) not in ("tensor(float16)", "tensor(bfloat16)"):
         return [node]
     chain = Chain(node, scope)
@@ -164,7 +165,7 @@ def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Replace OptionalHasElement and OptionalGetElement of a tensor or sequence, which is always present."""
+    """Replace OptionalHasElement and OptionalGetElement of a tensor or sequence, which always has a value."""
     has_value = any(node.input[:1])
     kind = scope.type(node.input[0]) if has_value else ""
     if has_value and not kind:
@@ -186,7 +187,7 @@ def cast_to_known(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def align_as_before(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Remove mode "output_half_pixel" of a RoiAlign, the only mode before opset 16."""
+    """Remove mode "output_half_pixel" from a RoiAlign: it was the only mode before opset 16."""
     mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     if mode != "output_half_pixel":
         raise scope.unsupported(node, f"coordinate_transformation_mode {mode!r} came with opset 16")
@@ -203,7 +204,6 @@ def reshape_without_zeros(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeP
 
 
 def slice_shape(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Replace the start and end of a Shape by a Slice."""
     start, end = attribute(node, "start", 0), attribute(node, "end")
     drop_attributes(node, "start", "end")
     if not start and end is None:
@@ -233,11 +233,11 @@ REWRITES: dict[str, tuple[int, Rewrite]] = {
     "Reshape": (14, reshape_without_zeros),
     "Shape": (15, slice_shape),
 }
-"""Operator to the opset that changed it, and the rewrite to its older form."""
+"""Maps each operator to the opset that changed it, and the rewrite to its older form."""
 
 
 def _operand(node: onnx.NodeProto, index: int, scope: Scope, what: str) -> NDArray[Any] | None:
-    """Return the values of an operand that was an attribute; None if the node does not use it."""
+    """Return the values of an operand that was an attribute; None if the node does not have the operand."""
     if len(node.input) <= index or not node.input[index]:
         return None
     values = scope.constant(node.input[index])
@@ -247,7 +247,6 @@ def _operand(node: onnx.NodeProto, index: int, scope: Scope, what: str) -> NDArr
 
 
 def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a Gelu in the pattern that exporters wrote before the operator existed."""
     chain, x = Chain(node, scope), node.input[0]
     kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
     one, half = chain.scalar(1.0, kind), chain.scalar(0.5, kind)
@@ -261,7 +260,7 @@ def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a GroupNormalization, with a scale per group (opset 18) or per channel (from 21 on)."""
+    """Return the nodes for a GroupNormalization with a scale per group (opset 18) or channel (21 on)."""
     chain, (x, scale, bias) = Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     groups = int(attribute(node, "num_groups", 0))
@@ -292,7 +291,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 
 def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return an RMSNormalization; its mean of squares is in float32 by default (stash_type)."""
+    """Return the nodes for an RMSNormalization; by default the mean of squares is in float32 (stash_type)."""
     chain, (x, scale) = Chain(node, scope), node.input
     value = _normalized(node, chain, scope, centred=False)
     if scope.elem_type(node, scale) != scope.elem_type(node, x):
@@ -301,7 +300,6 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 
 def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return a LayerNormalization in its older pattern, with statistics as in `rms_normalization`."""
     chain, (_, scale, *bias) = Chain(node, scope), node.input
     if len([name for name in node.output if name]) > 1:
         raise scope.unsupported(node, "its mean and deviation are read, which only newer opsets return")
@@ -311,7 +309,6 @@ def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 
 def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bool) -> str:
-    """Return the first operand, less its mean if `centred`, by the root of the mean of its squares."""
     x = node.input[0]
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     stash = attribute(node, "stash_type", TensorProto.FLOAT)
@@ -332,4 +329,4 @@ DECOMPOSITIONS: dict[str, Rewrite] = {
     "GroupNormalization": group_normalization,
     "RMSNormalization": rms_normalization,
 }
-"""Operator to the function that decomposes it into operators of the older opset."""
+"""Maps each operator to the function that decomposes it into operators of the older opset."""

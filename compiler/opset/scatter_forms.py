@@ -1,13 +1,13 @@
-"""Replace scatters with a reduction, for parsers that only read plain scatters (TensorRT-RTX 1.7.1).
+"""Replace scatters with a reduction, for parsers that read only plain scatters (TensorRT-RTX 1.7.1).
 
 A layer of a graph network sums the messages of all edges into their target nodes (`index_add`), or takes the
 largest (`scatter_reduce`):
 
-out[i] = data[i] + sum over e with index[e] = i of updates[e],    data [N, ...], index [E], updates [E, ...]
+out[i] = data[i] + sum of updates[e] over e with index[e] = i,    data [N, ...], index [E], updates [E, ...]
 
 Range(N) [N, 1] == index [1, E] ─ Cast [N, E] ─ MatMul(updates [E, F]) ─ Reshape as data ─ Add(data)
 
-MatMul does not fit maxima, minima, products, integers, or indices that differ along another axis:
+Maxima, minima, products, integers, and indices that differ along another axis need another form:
 
 Range(N) [N, 1] == index [1, E] ─ Where(updates, identity) [N, E, F] ─ ReduceMax over E ─ Max(data)
 """
@@ -33,13 +33,12 @@ _REDUCTIONS: Mapping[str, tuple[str, str]] = {
 
 
 def reduces(node: onnx.NodeProto) -> bool:
-    """Return whether a node is a scatter with a reduction."""
     return node.op_type in ("ScatterElements", "ScatterND") and attribute(node, "reduction", "none") != "none"
 
 
 @rewriting_each("ScatterElements ScatterND")
 def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Return the nodes for a scatter with a reduction; None if axes are unknown or only partly written."""
+    """Return the nodes for a scatter with a reduction; None if unfit, such as if axes are partly written."""
     data, indices, updates = node.input
     extents, tuples = scope.extents(data), scope.extents(indices)
     if not reduces(node) or not extents or not tuples:
@@ -82,7 +81,6 @@ def scatters_to_masks(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 
 def _identity(reduction: str, kind: int) -> float:
-    """Return the identity element of a reduction."""
     if reduction in ("ReduceSum", "ReduceProd"):
         return float(reduction == "ReduceProd")
     if kind in _FLOATS:

@@ -2,8 +2,8 @@
 
 ONNX gives an operator a new version for a new element type as well as for a new meaning. The operators in
 `COMPATIBLE` have the same meaning in opsets 7 to 25 (onnx, docs/Changelog.md): a node is valid in the older
-form if its types, operands and attributes are. `expand_body` expands an operator into its function body
-(Attention, Mish, ...).
+form if that form has the node's types, operands and attributes. `expand_body` expands an operator into its
+function body (Attention, Mish, ...).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPATIBLE = frozenset(
     """.split()
 )
 
-_FLOAT8_ONLY = ("saturate", "round_mode")  # attributes for 8-bit floats alone, which no older form takes
+_FLOAT8_ONLY = ("saturate", "round_mode")  # attributes only for 8-bit floats, which no older form takes
 _REDUCTIONS = (("reduction", "max", 18), ("reduction", "min", 18))
 _LATER_VALUES = {
     "ScatterElements": _REDUCTIONS,
@@ -41,7 +41,7 @@ _LATER_VALUES = {
     "Pad": (("mode", "wrap", 19),),
     "Resize": (("coordinate_transformation_mode", "half_pixel_symmetric", 19),),
 }
-"""Operator to (attribute, value, opset): values that are newer than the attribute itself."""
+"""Maps an operator to (attribute, value, opset) of values that are newer than the attribute."""
 
 
 def trim(node: onnx.NodeProto, older: Any, newer: Any) -> None:
@@ -57,12 +57,12 @@ def trim(node: onnx.NodeProto, older: Any, newer: Any) -> None:
 
 
 def _is_redundant(node: onnx.NodeProto, name: str, value: Any) -> bool:
-    """Return whether an attribute's value, although not its default, is the older form's fixed behavior."""
+    """Return whether an attribute's value is the older form's fixed behavior, although not the default."""
     if name == "dilations":
         return all(extent == 1 for extent in value)
     if name == "output_dtype" and node.op_type == "QuantizeLinear":
-        return any(node.input[2:3]) or value == TensorProto.UINT8  # as without a zero point
-    # the older form supports only float32 for it
+        return any(node.input[2:3]) or value == TensorProto.UINT8  # uint8 is the type without a zero point
+    # The older form computes only in float32.
     return name in ("output_dtype", "precision") and value == TensorProto.FLOAT
 
 
@@ -96,7 +96,7 @@ def why_invalid(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> s
 
 
 def expand_body(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
-    """Return the nodes of an operator's function body, wired to the node's inputs and outputs, if any."""
+    """Return the nodes of an operator's function body, wired to the node's inputs and outputs, or []."""
     schema = onnx.defs.get_schema(node.op_type, version, "")
     body = _body(node, scope, schema, version)
     if body is None:
@@ -131,7 +131,7 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
             content = schema.get_function_with_opset_version(offer)
         body = onnx.FunctionProto.FromString(content)
         used = {inner.op_type for inner in body.node} - COMPATIBLE
-        # An operator with a rewrite may have other versions: each only adds to the one before.
+        # If nothing moved, versions of an operator with a rewrite may differ: each adds to the one before.
         moved = {name for name, (at, _) in REWRITES.items() if offer < at <= version}
         since = [
             {onnx.defs.get_schema(operator, at, "").since_version for at in (offer, version)}
@@ -145,7 +145,6 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
 def _copy_node(
     node: onnx.NodeProto, base: str, names: dict[str, str], attributes: Mapping[str, Any], scope: Scope
 ) -> onnx.NodeProto:
-    """Return a copy of a node of a body, with the names and attributes of the expanded node."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = scope.fresh(f"{base}/{node.op_type}")

@@ -1,4 +1,4 @@
-"""Tools for rewrites: the graph around a node (values, types, shapes, names), and the nodes in its place."""
+"""Tools for rewrites: the graph around a node (values, types, shapes, names), and nodes that replace it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PLACES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze")  # operators that move
 
 
 class Scope:
-    """One graph of a model, `typed` by shape inference, inside `outer`; new nodes are for opset `target`."""
+    """One graph of a model, with types from `typed`, inside `outer`; new nodes are for opset `target`."""
 
     def __init__(
         self, graph: onnx.GraphProto, typed: onnx.GraphProto, target: int, outer: Scope | None = None
@@ -94,7 +94,7 @@ class Scope:
         return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
 
     def expanded(self, name: str) -> str:
-        """Return the operand of an Expand that repeats axes of one element; otherwise the tensor itself."""
+        """Return the operand of the Expand that makes a tensor, if of equal rank; else the tensor itself."""
         node = self._producers.get(name)
         if node is None or node.op_type != "Expand":
             return name
@@ -102,7 +102,6 @@ class Scope:
         return node.input[0] if operand_shape and shape and len(operand_shape) == len(shape) else name
 
     def producer_of(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """Return the producer of a tensor if it is of this operator, otherwise None."""
         node = self._producers.get(name)
         return node if node is not None and node.op_type == operator else None
 
@@ -117,7 +116,6 @@ class Scope:
         return self.outer._type(name) if self.outer and name not in self._producers else None
 
     def rank(self, node: onnx.NodeProto, name: str) -> int:
-        """Return the rank of an input of a node; raise UnsupportedOperator if it cannot be inferred."""
         shape = self.shape(name)
         if shape is None:
             raise self.unsupported(node, f"the rank of {name!r} cannot be inferred")
@@ -135,7 +133,6 @@ class Scope:
         return self.names.fresh(base)
 
     def store(self, values: NDArray[Any], base: str) -> str:
-        """Store a constant; return its name."""
         tensor = numpy_helper.from_array(np.asarray(values), self.fresh(base))
         self.graph.initializer.append(tensor)
         self._stored[tensor.name] = tensor
@@ -143,7 +140,6 @@ class Scope:
         return str(tensor.name)
 
     def unsupported(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
-        """Return the error for a node that cannot be written in the target opset."""
         name = node.name or f"making {', '.join(node.output)}"
         return UnsupportedOperator(
             f"{node.op_type} {name!r}: {why}; opset {self.target} is required",
@@ -161,17 +157,15 @@ class Links:
 
     @cached_property
     def producers(self) -> dict[str, onnx.NodeProto]:
-        """Tensor to its producer."""
         return producers(self.graph)
 
     @cached_property
     def consumers(self) -> dict[str, list[onnx.NodeProto]]:
-        """Tensor to its consumers in the graph."""
         return consumers(self.graph)
 
     @cached_property
     def stored(self) -> dict[str, onnx.TensorProto]:
-        """Name to tensor, of initializers and Constants."""
+        """Maps names to tensors, for initializers and results of Constants."""
         return stored_tensors(self.graph)
 
     @cached_property
@@ -181,7 +175,7 @@ class Links:
 
     @cached_property
     def shapes(self) -> Mapping[str, Sequence[int | str]]:
-        """Tensor to extents in the main graph, as far as shape inference succeeds."""
+        """Maps tensors to extents in the main graph, as far as shape inference succeeds."""
         return infer_shapes(self.model)
 
 
@@ -199,22 +193,19 @@ class Chain:
         return self.nodes
 
     def add(self, operator: str, operands: Sequence[str], **attributes: Any) -> str:
-        """Append a node; return the name of its output."""
         result = self.scope.fresh(f"{self.output}/{operator.lower()}")
         name = self.scope.fresh(f"{self.name}/{operator}")
         self.nodes.append(helper.make_node(operator, operands, [result], name, **attributes))
         return str(result)
 
     def cast(self, name: str, kind: int, to: int) -> str:
-        """Return a tensor of element type `kind` as type `to`, with a Cast if they differ."""
+        """Return a tensor of element type `kind` as type `to`, with a Cast if the types differ."""
         return name if to == kind else self.add("Cast", [name], to=to)
 
     def ints(self, values: int | Sequence[int] | NDArray[Any]) -> str:
-        """Store an integer, or a vector of integers, as int64."""
         return self.scope.store(np.array(values, np.int64), f"{self.output}/ints")
 
     def scalar(self, value: float, kind: int) -> str:
-        """Store a number of an element type."""
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         return self.scope.store(np.array(value, dtype), f"{self.output}/constant")
 
@@ -226,7 +217,7 @@ class Chain:
         return self.add("Reshape", [name, self.ints([-1] + [1] * axes)])
 
     def over_axes(self, operator: str, name: str, axes: list[int], **options: Any) -> str:
-        """Append a node over axes: an operand from opset 18 on, of ReduceSum, Squeeze, Unsqueeze from 13."""
+        """Append a node with axes: an operand from opset 18 on; of ReduceSum, Squeeze, Unsqueeze from 13."""
         if self.scope.target < (13 if operator in ("ReduceSum", "Squeeze", "Unsqueeze") else 18):
             return self.add(operator, [name], axes=axes, **options)
         return self.add(operator, [name, self.ints(axes)], **options)
@@ -256,7 +247,7 @@ def rewriting_each(operators: str) -> Callable[[Replace], ModelRewrite]:
 
 
 def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list[str]:
-    """Replace nodes of a model, those of subgraphs first; return the names of the replaced nodes."""
+    """Replace nodes of a model, nodes of subgraphs first; return the names of the replaced nodes."""
     names: list[str] = []
     for scope in reversed([*every_scope(model, target)]):
         nodes: list[onnx.NodeProto] = []
@@ -269,8 +260,9 @@ def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list
 
 
 def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
-    """Yield the scope of the main graph and those of all subgraphs."""
-    typed = with_inferred(without_weights(model), data_prop=True)  # a rewrite that needs more refuses
+    """Yield the scope of the main graph, and the scopes of all subgraphs."""
+    # A rewrite that needs more shapes than these refuses the node.
+    typed = with_inferred(without_weights(model), data_prop=True)
     pending = [Scope(model.graph, typed.graph, target)]
     while pending:
         scope = pending.pop()
@@ -324,10 +316,10 @@ def iterate_consumers(
 def nearest_producer(
     name: str, made_by: dict[str, onnx.NodeProto], passed: tuple[str, ...], constants: Collection[str] = ()
 ) -> onnx.NodeProto | None:
-    """Return the nearest producer not in `passed`; None if a node between has several varying operands."""
+    """Return the nearest producer not in `passed`; None if a node before it has several varying operands."""
     while (node := made_by.get(name)) is not None and node.op_type in passed:
         varying = [operand for operand in node.input if operand not in constants]
-        if node.op_type in PLACES:  # a shape may be computed
+        if node.op_type in PLACES:  # the second operand, such as a shape, may be computed
             varying = varying[:1]
         if len(varying) != 1:
             return None
@@ -338,7 +330,7 @@ def nearest_producer(
 def find_producer_chain(
     name: str, made_by: dict[str, onnx.NodeProto], *operators: str
 ) -> onnx.NodeProto | None:
-    """Return the last node of the chain of producers `operators`, nearest first, skipping `SAME`; or None."""
+    """Follow the producers `operators`, nearest first, through `SAME`; return the last, or None."""
     node = None
     for operator in operators:
         node = nearest_producer(name, made_by, SAME)
@@ -349,7 +341,6 @@ def find_producer_chain(
 
 
 def drop_trailing(node: onnx.NodeProto) -> None:
-    """Remove empty operands from the end of a node."""
     while node.input and not node.input[-1]:
         node.input.pop()
 

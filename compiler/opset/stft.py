@@ -1,10 +1,10 @@
-"""Rewrite a short-time Fourier transform as a convolution with its windowed table.
+"""Rewrite a short-time Fourier transform as a convolution with a windowed table of cosines and sines.
 
     x [B, L, 1] ─ Transpose [B, 1, L] ─ Conv(table [2 M, 1, N], strides = hop) [B, 2 M, T]
                 ─ Reshape [B, M, 2, T] ─ Transpose [B, T, M, 2]
 
-N is the frame length, M = N // 2 + 1 if onesided, else N (ONNX, STFT). OpenVINO's STFT of a signal of dynamic
-length has an unknown rank (2026.4), and TensorRT's parser reads no STFT before 10.5.
+N is the frame length, M = N // 2 + 1 if onesided, else N (ONNX, STFT). For a signal of dynamic length,
+OpenVINO 2026.4 returns an unknown rank from STFT. TensorRT's parser reads no STFT before TensorRT 10.5.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .dft import dft_table
 from .passes import form_pass
 from .scope import Chain, Scope, rewriting_each
 
-_LARGEST_TABLE = 1 << 25  # values (128 MB), for frames of 4096 points and more
+_LARGEST_TABLE = 1 << 25  # values (128 MB), which suffice for frames of more than 4096 points
 
 
 @rewriting_each("STFT")
 def stft_to_convolutions(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Return the nodes for an STFT of real signals with a stored hop and window; None for others."""
+    """Return the nodes for an STFT of real signals with stored hop, window and frame length; else None."""
     signal, hop, *rest = node.input
     window, length = (*rest, "", "")[:2]
     shape, step = scope.shape(signal), scope.constant(hop)
@@ -42,11 +42,11 @@ def stft_to_convolutions(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
     add, ints = chain.add, chain.ints
     weights = scope.store(np.ascontiguousarray(table.T[:, None], dtype), f"{chain.output}/table")
     if len(shape or ()) == 3:
-        row = add("Transpose", [signal], perm=[0, 2, 1])
+        channels_first = add("Transpose", [signal], perm=[0, 2, 1])
     else:
-        row = chain.over_axes("Unsqueeze", signal, [1])
+        channels_first = chain.over_axes("Unsqueeze", signal, [1])
     stride = [int(step.reshape(-1)[0])]
-    frames = add("Conv", [row, weights], kernel_shape=[count], strides=stride)
+    frames = add("Conv", [channels_first, weights], kernel_shape=[count], strides=stride)
     pairs = add("Reshape", [frames, ints([0, table.shape[1] // 2, 2, -1])])
     return chain.result(add("Transpose", [pairs], perm=[0, 3, 1, 2]))
 

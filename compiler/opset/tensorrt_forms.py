@@ -1,14 +1,15 @@
-"""Rewrite operators into forms that TensorRT's parser reads.
+"""Rewrite operators into forms that TensorRT's parser reads. Myelin is TensorRT's graph compiler.
 
 Einsum          with lower-case letters: the parser rejects capital letters in an equation
-EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): dynamic extents are rejected
-                             (TensorRT-RTX 1.7.1)
+EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): the parser rejects dynamic
+                             extents (TensorRT-RTX 1.7.1)
 Elu(x)          becomes      Max(x, 0) + alpha (Exp(Min(x, 0)) - 1): Myelin fails with "2 inputs. Expected 1"
                              between a recurrent layer and a convolution (TensorRT-RTX 1.7.1)
-Range(a, b, c)  becomes      Cast(Range of int64), if b is a Cast of an integer: beside FP16, Myelin mixes the
-                             types of a float Range's operands (TensorRT-RTX 1.7.1)
-Cast(Ceil(Cast(n) / c)) becomes (n + c - 1) / c in integers, for an extent n: beside FP16, floats that lead to
-                             a shape become FP16, and Myelin mixes their types (TensorRT-RTX 1.7.1)
+Range(a, b, c)  becomes      Cast(Range of int64), if b is a Cast of an integer, and a and c are stored: in a
+                             graph with FP16, Myelin mixes the operand types of a float Range
+                             (TensorRT-RTX 1.7.1)
+Cast(Ceil(Cast(n) / c)) becomes (n + c - 1) / c in integers, for an extent n: in a graph with FP16, floats
+                             that lead to a shape become FP16, and Myelin mixes types (TensorRT-RTX 1.7.1)
 
 Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride equal to its kernel:
 
@@ -18,6 +19,8 @@ x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
 Col2Im of overlapping or padded blocks, with a one-hot kernel for each position in a block:
 
 x [N, C bh bw, L] ─ Reshape [N C, bh bw, Lh, Lw] ─ ConvTranspose [N C, 1, H, W] ─ Reshape [N, C, H, W]
+
+A convolution of weights behind Q/DQ gets its kernel shape:
 
 w ─ Q/DQ ─ Conv <pads=...>      becomes      w ─ Q/DQ ─ Conv <pads=..., kernel_shape=[3, 3]>
 
@@ -59,7 +62,7 @@ _KEEPS_SHAPE = ("QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
 
 @rewriting_each("Einsum")
 def einsums_in_lower_case(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
-    """Replace the capital letters in an Einsum's equation by unused lower-case letters; None without any."""
+    """Replace the capital letters of an Einsum's equation by unused lower-case letters; None without any."""
     text = attribute(node, "equation", "")
     axes = dict.fromkeys(letter for letter in text if letter.isalpha())
     if text == text.lower() or len(axes) > len(ascii_lowercase):
@@ -74,8 +77,8 @@ def einsums_in_lower_case(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto
 
 @rewriting_each("Dropout")
 def dropouts_to_identities(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProto] | None:
-    """Replace a Dropout without a mask or training mode by Identity: OpenVINO (2026.4) renames a model input
-    that a Dropout reads to the Dropout's output, so the input's name is lost."""
+    """Replace a Dropout without mask or training mode by Identity: OpenVINO 2026.4 would rename a model input
+    that a Dropout reads, to the name of the Dropout's output."""
     if "".join([*node.input[2:], *node.output[1:]]):
         return None
     return [helper.make_node("Identity", node.input[:1], node.output[:1], node.name)]
@@ -83,7 +86,6 @@ def dropouts_to_identities(node: onnx.NodeProto, _: Scope) -> list[onnx.NodeProt
 
 @rewriting_each("EyeLike")
 def eyes_to_ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """Return the nodes for an EyeLike in a model of opset 13 or newer."""
     chain = Chain(node, scope)
     add, ints = chain.add, chain.ints
     kind = attribute(node, "dtype", 0) or scope.elem_type(node, node.input[0])
@@ -105,7 +107,7 @@ def elus_to_exponents(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 @rewriting_each("Range")
 def counts_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Return an integer Range for a Range of floats with integer values; None for others."""
+    """Return an integer Range and a Cast for a Range of floats with integer values; None for others."""
     start, step = (scope.constant(node.input[at]) for at in (0, 2))
     end = scope.cast_from(node.input[1])
     kind = scope.elem_type(node, node.input[0])
@@ -126,7 +128,7 @@ def counts_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProt
 
 @rewriting_each("Cast")
 def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Return an integer division for a Cast of an extent divided and rounded up as a float; else None."""
+    """Return an integer division for Cast(Ceil(n / c)) of an extent n and an integer c; None for others."""
     ceiling = scope.producer_of(node.input[0], "Ceil")
     division = scope.producer_of(ceiling.input[0], "Div") if ceiling is not None else None
     if division is None or attribute(node, "to", 0) not in _WHOLE:
@@ -142,7 +144,7 @@ def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
 
 
 def _is_extent(scope: Scope, name: str) -> bool:
-    """Return whether a tensor is part of a shape, and thus never negative."""
+    """Return whether a tensor is part of a shape, and therefore never negative."""
     for operator in ("Squeeze", "Gather", "Slice", "Reshape"):
         if node := scope.producer_of(name, operator):
             return _is_extent(scope, node.input[0])
@@ -151,7 +153,7 @@ def _is_extent(scope: Scope, name: str) -> bool:
 
 @rewriting_each("Col2Im")
 def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-    """Return the nodes for a Col2Im of two axes with stored blocks; None for others."""
+    """Return the nodes for a Col2Im of two axes with a stored block shape; None for others."""
     image, block = (scope.constant(name) for name in node.input[1:3])
     if block is None or block.size != 2 or (image is not None and image.size != 2):
         return None
@@ -197,9 +199,9 @@ def folds_to_transposes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 def write_kernel_shapes(model: onnx.ModelProto) -> bool:
     """Give each convolution without kernel_shape the shape of its weights; return whether any was changed.
 
-    TensorRT's parser infers the shape only from weights that are initializers. For weights behind Q/DQ and no
-    attribute, it compares an array that was never set, and fails with "The input tensor shape misaligns with
-    the input kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
+    TensorRT's parser infers the shape only from weights that are initializers. For weights behind Q/DQ, it
+    compares an array that was never set, and fails with "The input tensor shape misaligns with the input
+    kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
     """
     dims = {item.name: list(item.dims) for item in model.graph.initializer}
     made_by, changed = producers(model.graph), False
@@ -220,7 +222,7 @@ _TYPES = {
     "TRT_INT4": (TensorProto.INT4, INT4),
     "": (None, INT4),
 }
-"""Prefix of TensorRT's operators to their type, and the first opset with that type."""
+"""Maps a prefix of TensorRT's operators to the quantized type (None: as it is) and the first opset for it."""
 _FORMS = {
     f"{prefix}{name}": (name, *kind)
     for prefix, kind in _TYPES.items()
@@ -229,13 +231,13 @@ _FORMS = {
 
 
 def find_trt_operators(model: onnx.ModelProto) -> list[str]:
-    """Return the TensorRT operators in a model, including those without an equivalent in ONNX."""
+    """Return the types of TensorRT's operators in a model."""
     nodes = [node for graph in every_graph(model.graph) for node in graph.node]
     return sorted({node.op_type for node in nodes if node.domain == DOMAIN or node.op_type[:4] == "TRT_"})
 
 
 def in_standard_forms(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with ONNX's operators in place of TensorRT's, where they have an equivalent."""
+    """Return the model with ONNX's equivalents in place of TensorRT's operators, if they exist."""
     opsets = [_FORMS[node.op_type][2] for node in model.graph.node if _is_replaced(node)]
     if not opsets:
         return model
@@ -312,4 +314,4 @@ STANDARD_FORMS = Pass(
     lambda graph: replace_model(graph, in_standard_forms(graph.model)),
     needs=lambda graph: find_trt_operators(graph.model),
 )
-"""ModelOpt writes such operators."""
+"""ModelOpt writes operators of TensorRT."""

@@ -7,8 +7,8 @@ channel, do not change.
 2. `correct_biases` subtracts the mean quantization error of each output channel from its bias. Rounded
 weights and clipped activations shift the mean of a layer's output, and the shift propagates (Nagel et al.
 2019, arXiv 1906.04721, section 4.2; Finkelstein et al. 2019, arXiv 1906.03193). Each layer is measured in
-isolation on the float model's activations: its float output against the output of its quantized weights and
-input. One pass over the samples measures all layers by sums of their inputs, see `_Sums`.
+isolation on the float model's activations: its float output less the output of its quantized weights and
+input. One pass over the samples measures all layers by sums of their inputs (`_Sums`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def round_weights(
 ) -> int:
     """Round the weights of a quantized model by GPTQ, in place; return the number of weights.
 
-    Weights of grouped and transposed convolutions, and weights with a single scale, are still rounded to
-    nearest. `pairs` maps float weights to their limits for kernels that add two products in 16 bits.
+    Other weights are still rounded to nearest: shared weights, weights of grouped and transposed
+    convolutions, and weights with a single scale. `pairs` maps names of float weights to their limits for
+    kernels that add two products in 16 bits.
     """
     reference = Graph(prepare_graph(model.model), model.path)
     float_nodes = {node.name: node for node in reference.model.graph.node if node.op_type in _LAYERS}
@@ -137,7 +138,7 @@ def correct_biases(
 
 @dataclass
 class _QuantizedLayer:
-    """A quantized layer, its float counterpart, and its bias: int32 with `scale`, or float without.
+    """A quantized layer, its float counterpart, and its bias: int32 with a `scale`, or float.
 
     The output of `node` may have the name of a Relu that was folded into the layer.
     """
@@ -178,7 +179,7 @@ class _QuantizedLayer:
 
 
 def _correctable_layers(quantized: Graph, reference: Graph) -> Iterator[_QuantizedLayer]:
-    """Yield the quantized layers that have a private bias and a counterpart with the same float input."""
+    """Yield the layers with a bias that no other node reads and a counterpart with the same float input."""
     graph, made_by, stored, weights = (
         reference.model.graph,
         quantized.producers,
@@ -266,9 +267,9 @@ class _Sums:
     """Adds nodes to the float model that sum the inputs of layers, separately for each kernel position.
 
     A layer is linear: the sum of its outputs over positions is its weight times sums of its inputs. So no
-    layer runs twice, and no activation leaves the runtime. With R the rounded input and V the rounded weight,
-    the error is `sum W x - V R = W sum(x - R) + (W - V) sum R`. If a kernel is long, or its padding unknown,
-    the runtime convolves both terms.
+    layer runs twice, and no activation leaves the runtime. With the float weight W and input x, and the
+    rounded weight V and input R, the error is `sum W x - V R = W sum(x - R) + (W - V) sum R`. If a kernel is
+    long, or its padding unknown, the runtime computes both terms by convolution.
     """
 
     def __init__(self, graph: onnx.GraphProto, quantized: Graph) -> None:
@@ -277,8 +278,9 @@ class _Sums:
         self.prefix = Names(graph).stem("quantized")  # prefix of the added names
 
     def add_layer(self, layer: _QuantizedLayer) -> tuple[str, ...]:
-        """Add the sums of a layer; return their names: the number of positions; the sums of the input's
-        rounding error and of the rounded input, [channels, kernel positions], or the total error, [channels].
+        """Add the sums of a layer; return their names. The first sum is the number of positions. Two sums
+        [channels, kernel positions] follow, of the input's rounding error and of the rounded input; or, by
+        convolution, one sum [channels] of the total error.
         """
         activation, output = layer.counterpart.input[0], layer.counterpart.output[0]
         rounded = self.copy_rounded(str(layer.node.input[0]))
@@ -291,7 +293,6 @@ class _Sums:
         return positions, self.add_sum(error, activation, layer), self.add_sum(rounded, activation, layer)
 
     def add_convolved_error(self, error: str, rounded: str, layer: _QuantizedLayer) -> str:
-        """Sum the total error of a Conv over positions, by convolution."""
         name, weight = f"{self.prefix}/{layer.counterpart.output[0]}/lost", tensor_values(layer.weight)
         parts = {error: weight, rounded: weight - self.dequantized(str(layer.node.input[1]))}
         for number, (tensor, values) in enumerate(parts.items()):
@@ -350,7 +351,7 @@ class _Sums:
     def coverage(
         self, tensor: str, axis: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
     ) -> str:
-        """Return [extent, kernel]: 1 where a kernel element reads an axis position for some output."""
+        """Return the matrix [extent, kernel]: 1 if a kernel element reads a position for some output."""
         name, constant = f"{self.prefix}/{tensor}/{axis}:{kernel}:{stride}:{dilation}:{pads}", self.constant
         shape = self.node("Shape", [tensor], f"{self.prefix}/{tensor}/shape")
         extent = self.node("Gather", [shape, constant(axis)], f"{self.prefix}/{tensor}/extent{axis}")
@@ -390,7 +391,7 @@ class _Sums:
         return name
 
     def dequantized(self, name: str) -> NDArray[Any]:
-        """Return the dequantized values of a weight stored as int8, float8, or float in front of a pair."""
+        """Return the dequantized values of a weight stored as int8 or float8, or as float before Q/DQ."""
         dequantize = self.made_by[name]
         scales, axis = tensor_values(self.stored[dequantize.input[1]]), attribute(dequantize, "axis", 1)
         if (source := dequantize.input[0]) not in self.stored:

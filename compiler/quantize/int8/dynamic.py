@@ -1,11 +1,11 @@
 """Dynamic INT8: integer weights; the runtime computes the scales of activations.
 
-The weights of MatMul, Gemm, LSTM, Attention and GRU are quantized, because they dominate. A Conv remains
-float: ONNX Runtime's ConvInteger spends more time on computing the scale than it saves.
+The weights of MatMul, Gemm, LSTM, Attention and GRU are quantized. A Conv remains float, because ONNX
+Runtime's ConvInteger spends more time on computing the scale than it saves.
 
-ONNX Runtime has no integer GRU, and its LSTM cannot replace one, as it has no reset gate. Weights of a GRU
-are stored as int8 and become float32 when the model is loaded: a smaller file, with the arithmetic and speed
-of float. The result counts it as "GRU (weights only)".
+ONNX Runtime has no integer GRU, and its integer LSTM cannot replace a GRU, because an LSTM has no reset gate.
+Weights of a GRU are stored as int8 and become float32 when the model is loaded. The file is smaller;
+arithmetic and speed are those of float. Counts of quantized nodes call such a GRU "GRU (weights only)".
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def quantize_dynamic(
 
     Args:
         excluded: Names of nodes to leave in float.
-        weight_type: "int8": symmetric, with a scale per output channel. "uint8": with a zero point, too; x86
+        weight_type: "int8": symmetric, with a scale per output channel. "uint8": also with a zero point; x86
             processors without VNNI add two products of uint8 by uint8 in int32, with more instructions. GRU
-            weights are always int8, because no integers are multiplied.
+            weights are always int8, because GRUs compute in float.
         kernels: Kernels that add two products of uint8 by int8 in int16; int8 weights are fitted to them.
 
     Returns:
-        The model, operator to number of nodes planned, and integer operator to number of nodes quantized.
+        The model, the number of planned nodes by operator, and of quantized nodes by integer operator.
         Quantized GRUs count as "GRU (weights only)".
     """
     nodes = dynamic_nodes(model, excluded)
@@ -88,7 +88,6 @@ def quantize_dynamic(
 def _quantize_products(
     model: onnx.ModelProto, names: set[str], weight_type: WeightType, kernels: SaturatingKernels
 ) -> onnx.ModelProto:
-    """Quantize the named MatMul, Gemm and Attention nodes with ONNX Runtime's quantizer."""
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 
@@ -117,7 +116,7 @@ def _quantize_products(
             message = aliases.text(onnxruntime_words(error))
             raise QuantizationError(f"ONNX Runtime's quantizer failed: {message}") from error
         written = read_graph(path).load()
-    sort_nodes(written.graph)  # the quantizer's sort ignores the inputs of subgraphs (1.31.1)
+    sort_nodes(written.graph)  # the sort of ONNX Runtime 1.31.1's quantizer ignores inputs of subgraphs
     if weight_type == "int8" and kernels:
         _fit_pairs(written, floats, kernels)
     aliases.undo(written)
@@ -127,8 +126,8 @@ def _quantize_products(
 def _fit_pairs(
     model: onnx.ModelProto, floats: Mapping[str, NDArray[Any]], kernels: SaturatingKernels
 ) -> None:
-    """Replace int8 weights so that no two products overflow in kernels that add them in 16 bits: the weight
-    NAME [depth, channels], stored as NAME_quantized with NAME_scale [channels]."""
+    """Replace int8 weights so that no two products overflow in kernels that add them in 16 bits. The
+    quantizer stores weight NAME [depth, channels] as NAME_quantized, with NAME_scale [channels]."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node if kernels.dynamic else ():
         name = node.input[1].removesuffix("_quantized") if node.op_type in _INTEGER else ""
@@ -147,8 +146,8 @@ def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:
 
         GRU(x, w, r, ...)      becomes      GRU(x, Mul(Cast(w8), scale), Mul(Cast(r8), scale), ...)
 
-    Not DequantizeLinear: ONNX Runtime executes it in every run and cannot prepack the weights. It folds Cast
-    and Mul of constants when it loads the model.
+    ONNX Runtime would execute a DequantizeLinear in every run and could not prepack the weights. It folds
+    Cast and Mul of constants when it loads the model.
     """
     stored, new = {tensor.name: tensor for tensor in graph.initializer}, Names(graph)
     nodes: list[onnx.NodeProto] = []
@@ -187,7 +186,7 @@ def quantize_lstms(
     """Replace each named LSTM by ONNX Runtime's DynamicQuantizeLSTM, in place.
 
     The operator takes W [directions, 4 * hidden, input] as integers [directions, input, 4 * hidden], with
-    scales and zero points [directions, 4 * hidden], and R likewise; it quantizes the activations itself.
+    scales and zero points [directions, 4 * hidden]. It takes R in the same form, and quantizes activations.
     """
     stored, new = {tensor.name: tensor for tensor in model.graph.initializer}, Names(model.graph)
     offset = 128 if weight_type == "uint8" else 0
@@ -222,7 +221,7 @@ def _fit_matrix(matrix: NDArray[Any], *, fits: bool) -> tuple[NDArray[Any], NDAr
 
 
 def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Replace each planned Gemm by MatMul and Add: the quantizer would transpose a shared weight twice.
+    """Replace each planned Gemm by MatMul and Add; the quantizer would transpose a shared weight twice.
 
     Gemm(x, w, b)      becomes      Add(MatMul(x, w or wᵀ), b)
     """
@@ -250,8 +249,8 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
 
 
 def dynamic_nodes(model: onnx.ModelProto, excluded: Collection[str]) -> list[onnx.NodeProto]:
-    """Return the quantizable nodes: stored float32 weights (of two axes in a product, with alpha and beta 1),
-    no transposed activation, and the default layout."""
+    """Return the nodes with stored float32 weights, the default layout and no transposed activation. In a
+    MatMul or Gemm, the weight must have two axes, and alpha and beta must be 1."""
     axes = {t.name: len(t.dims) for t in model.graph.initializer if t.data_type == 1}
     nodes = []
     for node in model.graph.node:

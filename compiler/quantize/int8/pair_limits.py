@@ -2,20 +2,20 @@
 
 `vpmaddubsw` adds the products of two neighbouring uint8 activations a, b and int8 weights p, q in int16. The
 sum is largest if activations are 255 at positive weights and 0 at negative ones, and least in the reverse
-case. So it is exact for all activations if, and only if,
+case. So the sum is exact for all activations if, and only if,
 
     255 (max(p, 0) + max(q, 0)) ≤ 32767     and     255 (max(-p, 0) + max(-q, 0)) ≤ 32768
 
-that is: the positive parts sum to at most 128, and so do the negative parts. A single product always fits.
+that is, if the positive parts sum to at most 128, and the negative parts, too. A single product always fits.
 
 Weights of 7 bits (`reduce_range`, NNCF's overflow fix) fit, too, but pairs of opposite signs and pairs of
 small weights do not need this limit. Here the scale of each output channel is just large enough for its
-largest pair: with the float weights p and q,
+largest pair. With the pairs p, q of the channel's float weights,
 
-    s = max(amax / 127, max over its pairs of (max(p, 0) + max(q, 0)) / 128, and of the negative parts)
+    s = max(amax / 127, max over pairs of (max(p, 0) + max(q, 0)) / 128, and of the negative parts)
 
 If rounding moves a pair over the limit, the weight that was rounded up more is rounded down. GPTQ limits each
-weight to the steps that its partner leaves. `GraphRules.saturates` of the runtime defines the neighbours.
+weight to the steps that its neighbour leaves. `GraphRules.saturates` of the runtime defines the neighbours.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _ROWS = 256  # output channels that are fitted at a time; they fit the processor
 class PairLimits:
     """The pairs of a layer's weights whose products are added in 16 bits.
 
-    `pairs` is int [pairs, 2]: positions in the depth, each in one pair at most. With its axes in the order
-    `axes`, a weight is [output channels, depth], with neighbours side by side.
+    The depth is the sequence of an output channel's weights. `pairs`, int [pairs, 2], are positions in the
+    depth, each in one pair at most. `axes` is the order of a weight's axes for [output channels, depth], with
+    neighbours side by side.
     """
 
     axes: tuple[int, ...]
@@ -56,7 +57,6 @@ class PairLimits:
         return rows
 
     def fits(self, integers: NDArray[Any]) -> bool:
-        """Return whether no pair of integer weights overflows."""
         return not bool((_sums(self.rows(integers).astype(np.int16), self.pairs) > LARGEST_SUM).any())
 
     def min_scales(self, weight: NDArray[Any]) -> NDArray[np.float32]:
@@ -80,7 +80,7 @@ class PairLimits:
         return scales, np.ascontiguousarray(transposed.transpose(np.argsort(self.axes)))
 
     def step_limits(self, shape: tuple[int, ...], middle: int) -> Room:
-        """Return the limits of steps for `gptq`, by the partner of a column; `middle` is the code of 0."""
+        """Return the limits of a column's step for `gptq`, by its neighbour; `middle` is the code of 0."""
         inner = [1 if axis == self.axes[0] else extent for axis, extent in enumerate(shape)]
         columns = self.rows(np.arange(np.prod(inner)).reshape(inner))[0]  # column of each position
         partner = np.full(len(columns), -1)
@@ -125,15 +125,15 @@ def pair_limits(
 def find_pair_limits(
     nodes: Sequence[onnx.NodeProto], shapes: Mapping[str, tuple[int, ...]], kernels: SaturatingKernels
 ) -> dict[str, PairLimits]:
-    """Return the limits of each stored weight by name; layers that share a weight have the same layout."""
+    """Return the limits of stored weights by name; layers that share a weight must store it in one order."""
     stored = {node.input[1]: node for node in nodes if node.input[1] in shapes}
     by_weight = {weight: pair_limits(node, shapes[weight], kernels) for weight, node in stored.items()}
     return {weight: limits for weight, limits in by_weight.items() if limits is not None}
 
 
 def _neighbours(positions: int, channels: int, blocks: int, order: Order) -> NDArray[np.intp]:
-    """Return neighbours [pairs, 2] in a depth of positions x channels, inside each block of a position;
-    if `order` is "flat" and channels form one block, pairs may cross positions."""
+    """Return the pairs [pairs, 2] in a depth of kernel positions x channels: inside a position's blocks of
+    channels or, if `order` is "flat" and there is only one block, also across positions."""
     depth = np.arange(positions * channels)
     runs = [depth] if order == "flat" and blocks == 1 else np.split(depth, positions * blocks)
     return np.concatenate([run[: len(run) // 2 * 2].reshape(-1, 2) for run in runs]).astype(np.intp)
@@ -147,8 +147,8 @@ def _sums(rows: NDArray[Any], pairs: NDArray[np.intp]) -> NDArray[Any]:
 
 
 def _limit(rounded: NDArray[np.float64], steps: NDArray[Any], pairs: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Move overflowing pairs toward zero, in place: both weights alike, and an odd step the weight that was
-    rounded up more. If rounding alone caused the overflow, one weight changes by one step.
+    """Move overflowing pairs toward zero, in place: both weights by half of the excess. The weight that was
+    rounded up more takes an odd step. If only rounding caused the overflow, one weight moves by one step.
     """
     for sign in (1.0, -1.0):
         row, pair = np.nonzero(_sums(rounded, pairs)[..., 0 if sign > 0 else 1] > LARGEST_SUM)

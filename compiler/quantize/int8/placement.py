@@ -1,10 +1,10 @@
-"""Placement of Q/DQ: the nodes to quantize for a target, and the reason for each other node.
+"""Placement of Q/DQ: the nodes to quantize for a target, and why other nodes with weights stay in float.
 
 The rules of the target decide (`model.graph.graph_rules`).
 
-- ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds int32 bias; symmetric
-  int8 activations are slower there than float. A product of a stored weight writes float at no cost, so
-  its consumers are float. A product of two activations (attention) is faster in float.
+- ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds an int32 bias; symmetric
+  int8 activations are slower there than float. A product of a stored weight writes float at no cost, so its
+  consumers read float. A product of two activations (attention) is faster in float.
 - TensorRT requires symmetric int8 with zero_point 0, float bias, and Q/DQ by the rules in `tensorrt`.
 
 Operators between convolutions (adds, pools, concatenations) are quantized if integer kernels produce all
@@ -28,7 +28,7 @@ from ..request import match_nodes
 from .rewrites import is_table, unfit_for_float8
 from .tensorrt import ChainPlacement, ResidualAdds, TensorRTKernels
 
-# Operators with integer kernels on CPU runtimes, or that only move data.
+# Operators that have integer kernels on CPU runtimes, or only move data.
 # Softmax and normalizations are float: eight bits are too few for their outputs.
 _CHAIN_OPERATORS = frozenset(
     """
@@ -49,15 +49,15 @@ WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
 
 @dataclass(frozen=True)
 class Placement:
-    """The nodes to quantize for a target, and the reasons for the others."""
+    """The nodes to quantize for a target, and the reasons for other nodes with weights."""
 
     rules: GraphRules
     nodes: tuple[str, ...]  # names of the nodes to quantize
-    # node name to reason, for weighted nodes that are not quantized
+    # reasons by node name, for nodes of `WEIGHTED` that are not quantized
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     # names of Gather nodes with a stored float table (an embedding) that becomes int8
     tables: tuple[str, ...] = ()
-    # name of an Add to its float operand, to which the kernel of a convolution adds
+    # by name of an Add: the operand without Q/DQ, as the kernel of its convolution adds the other operand
     fused: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -76,8 +76,8 @@ def place_nodes(
 
     Args:
         exclude: Names, globs (`/head/*`) or operator types of nodes to leave in float.
-        only: The same, for the nodes that may be quantized; empty for all.
-        chosen: The same, for nodes that TensorRT quantizes even without a good kernel; `only` implies it.
+        only: Names, globs or types of the weighted nodes that may be quantized; empty for all.
+        chosen: As `only`, for nodes that TensorRT quantizes even without a good kernel; `only` implies it.
         float8: Whether to plan for FP8, which has fewer kernels.
         multiplies_activations: Whether the kernels multiply two activations without overflow.
     """
@@ -98,7 +98,7 @@ def place_nodes(
 
 
 class _Planner:
-    """One walk over a graph in the order of execution."""
+    """Decides which nodes of one model are quantized, in the order of execution."""
 
     def __init__(
         self,
@@ -166,7 +166,6 @@ class _Planner:
         return Placement(self.rules, tuple(nodes), left, tuple(tables), fused)
 
     def _is_chained(self, node: onnx.NodeProto) -> bool:
-        """Return whether a node without weights is quantized together with its neighbours."""
         if not self.rules.quantizes_chains:
             return self.residuals.closes(node, self.planned)
         if node.op_type not in _CHAIN_OPERATORS:
@@ -176,7 +175,6 @@ class _Planner:
         return all(name in self.integer for name in _value_inputs(node))
 
     def _float_reason(self, node: onnx.NodeProto) -> str | None:
-        """Return the reason why a weighted node stays in float, or None if it is quantized."""
         if node.op_type not in self.rules.weighted:
             return f"{self.target} has no integer kernel for {node.op_type}"
         activations = [name for name in node.input if name and name not in self.constants]

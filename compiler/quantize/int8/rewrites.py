@@ -10,7 +10,7 @@ E4M3 has a sign, four bits of exponent, three of mantissa, and no infinity; its 
 float8: every runtime that reads FP8 also reads quantized weights.
 
 TensorRT builds FP8 for compute capability 8.9 and newer, and refuses older GPUs. Convolutions without an FP8
-kernel remain in float: their build fails, or they are no faster (NVIDIA Model Optimizer,
+kernel remain in float: in FP8 their build fails, or they are no faster (NVIDIA Model Optimizer,
 modelopt/onnx/quantization/fp8.py; NVIDIA/TensorRT issues 3987 and 4524).
 """
 
@@ -47,8 +47,8 @@ def join_biases(graph: Graph, *, exclude: Collection[str] = ()) -> list[str]:
         x ─ MatMul(w) ─ Add(b) ─ y      becomes      x ─ Gemm(w, b) ─ y
 
     Otherwise ONNX Runtime's optimizer joins the two behind Q/DQ, even if the other operand of the Add is an
-    activation. That Gemm has a float bias, which no integer kernel takes, and runs in float (1.31.1).
-    `keep_adds_apart` prevents the join.
+    activation. That Gemm has a float bias, which no integer kernel takes, and runs in float (ONNX Runtime
+    1.31.1). `keep_adds_apart` prevents the join of Adds that do not become part of a Gemm here.
     """
     proto, stored, joined = graph.model.graph, graph.stored, list[str]()
     names = Names(proto)
@@ -80,8 +80,8 @@ def join_biases(graph: Graph, *, exclude: Collection[str] = ()) -> list[str]:
 
 
 def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
-    """Write Adds as Sum that ONNX Runtime would join with a planned product in a float Gemm (1.31.1): of two
-    activations of two axes, or of a stored bias and an activation with more axes, all of fixed extents."""
+    """Write as Sum each Add that ONNX Runtime 1.31.1 would join with a planned product in a float Gemm. Such
+    an Add joins two activations of two axes, or a stored bias and an activation of more axes, all fixed."""
     made_by, shapes = producers(model.graph), infer_shapes(model)
     stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
@@ -99,8 +99,8 @@ def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
 def keep_relus_apart(model: onnx.ModelProto, planned: set[str]) -> None:
     """Write each Relu between a planned product and a float consumer as Max(0, x).
 
-    ONNX Runtime joins a Relu with the quantized product. If no QuantizeLinear follows, it computes both in
-    float (1.31.1); a product in front of any other operator runs in integers.
+    ONNX Runtime 1.31.1 joins a Relu with the quantized product. If no QuantizeLinear follows, it computes
+    both in float; it computes a product in front of any other operator in integers.
     """
     graph = model.graph
     made_by, readers, names = producers(graph), consumers(graph), Names(graph)
@@ -121,8 +121,8 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
 
     OpenVINO's low-precision passes move a convolution's scales per channel, [1, C, 1, 1], behind the next
     Gather. If that Gather adds an axis, as for the windows of a halo attention, the scales do not fit, and
-    compilation fails with "Argument shapes are inconsistent" (2026.4). A Gather with more than one dynamic
-    extent behind that axis does not change.
+    compilation fails with "Argument shapes are inconsistent" (OpenVINO 2026.4). A Gather with more than one
+    dynamic extent behind its axis does not change.
     """
     graph = model.graph
     shapes, stored = infer_shapes(model), {tensor.name: tensor for tensor in graph.initializer}
@@ -152,8 +152,8 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
 def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_float: bool = False) -> None:
     """Connect nodes that are not planned to the float value in front of a Q/DQ pair.
 
-    The quantizer connects all consumers of a tensor to the Q/DQ pair. The Add of a residual branch behind a
-    LayerNormalization would lose precision and pay a conversion for nothing.
+    The quantizer connects all consumers of a tensor to the Q/DQ pair. For example, the Add of a residual
+    branch behind a LayerNormalization would lose precision and pay a conversion for nothing.
 
         norm ─ Q ─ DQ ─┬─ MatMul      becomes      norm ─┬─ Q ─ DQ ─ MatMul
                        └─ Add                            └─ Add
@@ -193,7 +193,7 @@ def _restore_output_name(
     readers: dict[str, list[onnx.NodeProto]],
     dequantized: str,
 ) -> str:
-    """Give the name of a model output to the float value and `dequantized` to the other; return the name."""
+    """Name the float value like a model output, and the dequantized value `dequantized`; return the first."""
     value, name = str(quantize.input[0]), str(dequantize.output[0])
     source.output[list(source.output).index(value)] = name
     readers[dequantized] = readers.pop(name, [])
@@ -209,7 +209,7 @@ def keep_norms_apart(graph: onnx.GraphProto) -> None:
     """Write each Add in front of a LayerNormalization as Sum, which computes the same.
 
     ONNX Runtime would fuse Add and LayerNormalization into SkipLayerNormalization. Its CPU kernel takes eight
-    times as long as the two (1.31.1: 0.20 ms against 0.03 ms for 128 x 768 values).
+    times as long as the two (ONNX Runtime 1.31.1: 0.20 ms against 0.03 ms for 128 x 768 values).
     """
     normalized = {node.input[0] for node in graph.node if node.op_type == "LayerNormalization"}
     for node in graph.node:
@@ -238,7 +238,7 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
 
     The table is int8 [rows, blocks, block], the scales are float32 [rows, blocks, 1]. Each scale belongs to
     a block of one row, because rows of a vocabulary differ: a scale per column would have to fit the largest
-    of tens of thousands. Every CPU runtime has these operators.
+    of tens of thousands of rows. Every CPU runtime has these operators.
     """
     graph = model.graph
     shapes = infer_shapes(model) if names else {}
@@ -279,7 +279,6 @@ _LARGEST_KERNEL = 32  # elements of one filter and channel
 
 
 def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> str | None:
-    """Return the reason why a weighted node has no FP8 kernel, or None if it has one."""
     if node.op_type == "ConvTranspose":
         return "TensorRT has no FP8 kernel for ConvTranspose"
     if node.op_type != "Conv" or node.input[1] not in stored:
@@ -297,7 +296,7 @@ def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto
 def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
     """Convert the int8 pairs of a model for TensorRT to float8, in place; opset 19 or newer is required.
 
-    `half_scales` rounds scales up to float16, because they become float16 later: small ones would lose
+    `half_scales` rounds scales up to float16, because they become float16 later. Small scales would then lose
     precision, and weights must be quantized with their final scales.
     """
     graph = model.graph
@@ -321,7 +320,7 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
             scales = numpy_helper.to_array(scale).astype(np.float64) * (INT8.qmax / FLOAT8_E4M3.qmax)
             scale.CopyFrom(numpy_helper.from_array(_round_up_scales(scales, half=half_scales), scale.name))
             scaled.add(scale.name)
-    del graph.value_info[:]  # its types are int8
+    del graph.value_info[:]  # the types in it are int8
     drop_unused_initializers(graph)
 
 
@@ -336,7 +335,6 @@ def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False)
 
 
 def _round_up_scales(scales: NDArray[Any], *, half: bool) -> NDArray[np.float32]:
-    """Return scales as float32, with `half` rounded up to float16 if all are within its range."""
     if half and (scales <= np.finfo(np.float16).max).all():
         nearest = scales.astype(np.float16)
         scales = np.where(nearest < scales, np.nextafter(nearest, np.float16(np.inf)), nearest)
@@ -351,7 +349,6 @@ def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None
 
 
 def _is_qdq(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], kind: int) -> bool:
-    """Return whether a node is Q or DQ with a stored zero point of the type `kind`."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) != 3:
         return False
     return node.input[2] in stored and stored[node.input[2]].data_type == kind

@@ -1,4 +1,4 @@
-"""Static INT8: ONNX Runtime's quantizer inserts Q/DQ by our placement and calibrated ranges."""
+"""Static INT8: ONNX Runtime's quantizer inserts Q/DQ by a `Placement` and calibrated ranges."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def quantize_static(
     """Return the prepared model with Q/DQ pairs.
 
     Args:
-        ranges: Tensor name to (min, max) in real units.
+        ranges: (min, max) in real units, by tensor name.
         isa: Instruction set of the processor; on ARM, ONNX Runtime's kernels take int8 activations.
-        pairs: Weight name to its limits, for kernels that add two products in 16 bits.
+        pairs: Limits by weight name, for kernels that add two products in 16 bits.
     """
     from onnxruntime.quantization import QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
@@ -62,7 +62,7 @@ def quantize_static(
     planned = set(placement.nodes)
     operators = sorted({node.op_type for node in model.graph.node if node.name in planned})
     outputs, input_names = list(model.graph.output), {value.name for value in model.graph.input}
-    # For an output, the quantizer renames the result of its producer; an input has no producer.
+    # The quantizer renames the result of an output's producer; an output that is also an input has none.
     refill(model.graph.output, [value for value in outputs if value.name not in input_names])
     # With this entry the quantizer skips shape inference, which would write and reload the model.
     model.metadata_props.add(key="onnx.infer", value="onnxruntime.quant")
@@ -130,7 +130,6 @@ def quantize_static(
 def _quantizer_options(
     rules: GraphRules, operators: list[str], ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any]:
-    """Return the extra options of ONNX Runtime's quantizer."""
     from onnxruntime.quantization import QuantType
 
     options: dict[str, Any] = {
@@ -141,7 +140,7 @@ def _quantizer_options(
         options["QuantizeBias"] = False
     if not rules.quantizes_chains:
         # TensorRT's parser refuses int32 DequantizeLinear, so the bias is float. TensorRT 8.5 reads float
-        # weights behind a pair, not stored int8. Only consumers quantize the output of an operator.
+        # weights before a Q/DQ pair, not stored int8. Only consumers quantize the output of an operator.
         tensorrt_options = {"ForceQuantizeNoInputCheck": True}
         return options | tensorrt_options | {"OpTypesToExcludeOutputQuantization": operators}
     options["OpTypesToExcludeOutputQuantization"] = sorted(WRITES_FLOAT)
@@ -174,18 +173,19 @@ def activation_limits(
         low, high = limits[source]
         if low < 0 and source not in asymmetric:
             limits[source] = ranges.limits(name, method, symmetric=True)
-        elif low < 0 and low == -high:  # clipped on both sides; must not count as symmetric
+        elif low < 0 and low == -high:  # clipped on both sides, but must not count as symmetric
             limits[source] = low, high * (1 + 1e-6)
     return {name: limits[source] for name, source in sources.items()}
 
 
 def _with_zero_point(model: onnx.ModelProto, placement: Placement) -> set[str]:
-    """Return the tensors that are uint8 with a zero point although they contain negative values.
+    """Return the tensors that are uint8 with a zero point even if they contain negative values.
 
-    Symmetric int8 through a Concat loses 10 dB on OpenVINO (2026.4). The quantizer removes a Clip, and a
-    symmetric range would lose its lower limit. Products and convolutions with a stored weight read uint8 in
-    any case, so a zero point costs nothing. It doubles the levels of the output of a GELU, with a minimum of
-    -0.17: 5 dB of a sentence encoder. A product of two activations with a zero point runs in float (2026.4).
+    Symmetric int8 through a Concat loses 10 dB (OpenVINO 2026.4). The quantizer removes a Clip, and a
+    symmetric range would lose the Clip's lower limit. Products and convolutions with a stored weight read
+    uint8 in any case, so a zero point costs nothing. For the output of a GELU, with a minimum of -0.17, a
+    zero point doubles the number of steps: 5 dB for a sentence encoder. A product of two activations with a
+    zero point would run in float (OpenVINO 2026.4), so its operands get none.
     """
     stored = {tensor.name for tensor in model.graph.initializer}
     planned, made_by = set(placement.nodes), producers(model.graph)
@@ -229,7 +229,7 @@ def _weight_overrides(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the `TensorQuantOverrides` of nodes' stored weights: a scale for each output channel.
 
-    `limits` maps weights to pair limits; their fitted integers are added to `integers`.
+    `limits` maps weights to pair limits; the integers of these weights are added to `integers`.
     """
     from onnxruntime.quantization import QuantType
 
@@ -257,7 +257,8 @@ def _index_consumers(base: type) -> type:
 
     This is the only patch of ONNX Runtime's quantizer. The original searches all nodes and initializers for
     each tensor, in quadratic time (BERT-base: 0.73 s of processor time instead of 0.63; ONNX Runtime 1.31.1,
-    2026-11-29). The instance holds the index: a class lives until garbage collection, with the model.
+    2026-11-29). The instance holds the index, because a class, and a model that it holds, would live until
+    garbage collection.
     """
 
     class Indexed(base):  # type: ignore[misc]
@@ -302,8 +303,8 @@ def inspect_execution(
 ) -> tuple[dict[str, dict[str, int]], dict[str, str], OnnxReference]:
     """Return the operators that ONNX Runtime executes, the planned nodes that run in float, and the session.
 
-    The first is precision to operator to number of weighted nodes, the second node name to reason. `signed`
-    makes ONNX Runtime fuse int8 activations, meant for ARM, on x86, too.
+    The first result counts weighted nodes by precision and operator. The second maps node names to reasons.
+    With `signed`, ONNX Runtime fuses int8 activations on x86, too; by default, only on ARM.
     """
     with temporary_folder("executed", graph.path) as folder:
         optimized = folder / "optimized.onnx"

@@ -21,35 +21,34 @@ Q/DQ stands between the two. The rules with their sources:
    `ResidualConnectionQDQCase`) and x * Sigmoid(x) (`get_fusible_backbone`).
 5. The sum of a matrix product, as in a Transformer, remains in float: docs/quantization.md has the reason.
 
-B. Between convolutions, beside the residual adds (`ChainPlacement`):
-
+B. Operators between convolutions, beside the residual adds, get Q/DQ (`ChainPlacement`):
     squeeze and excite                           conv ─ Resize ─┐
     conv ─┬─ Q ─ DQ ──────────────── Mul         conv ──────────┴─ Concat ─ Q ─ DQ ─ conv
           └─ mean ─ conv ─ σ ─ Q ─ DQ ─┘              one scale before and behind
 
 1. Both operands of a Mul of two convolutions get Q/DQ (NVIDIA/TensorRT, tools/tensorflow-quantization,
    custom_qdq_cases.py, `EfficientNetQDQCase`).
-2. So does the input of a nearest or linear Resize behind a convolution, if an INT8 layer consumes the result
+2. The input of a nearest or linear Resize behind a convolution gets Q/DQ if an INT8 layer reads the result
    (NVIDIA/Model-Optimizer, onnx/quantization/partitioning.py, `_find_quantizable_kgen_partitions`).
-3. Inputs of Concat, MaxPool and Resize have the scale of the result; otherwise TensorRT rescales them
+3. Inputs of Concat, MaxPool and Resize have the scale of the result; otherwise TensorRT rescales the inputs
    (graph_utils.py, `get_concat_eliminated_tensors`; NVIDIA-AI-IOT/yolo_deepstream, yolov7_qat,
-   Guidance_of_QAT_performance_optimization.md: 180 and 207 inferences a second).
+   Guidance_of_QAT_performance_optimization.md: 180 inferences a second instead of 207).
 4. A MaxPool gets no extra pair: TensorRT moves Q and DQ over it (the same guide).
 
 C. Layers without a good INT8 kernel, each with the reason to leave it in float (`TensorRTKernels`):
 
-1. MatMul and Gemm with m or n of 1, or k or n below 16; a dynamic m, as of a batch, counts as more than 1
-   (Model-Optimizer graph_utils.py:1090-1150, 1281-1406).
-2. Conv of one group with fewer than 16 channels on a side, if neither side is a multiple of 8, or both are
-   below 16 and the input is not the model's, or the kernel is longer on one axis. Conv of several groups with
-   fewer than 16 channels each, if the outputs are not a multiple of 8 or a kernel axis is below 3
-   (graph_utils.py:1160-1206).
+1. MatMul and Gemm, [m, k] by [k, n], with m or n of 1, or k or n below 16; a dynamic m, such as a batch,
+   counts as more than 1 (Model-Optimizer graph_utils.py:1090-1150, 1281-1406).
+2. Conv of one group with fewer than 16 input or output channels, if neither is a multiple of 8, or both are
+   below 16 and the input is not the model's, or the kernel is longer on one axis. Conv of several groups
+   with fewer than 16 inputs a group or 16 outputs, if the outputs are not a multiple of 8 or a kernel axis is
+   below 3 (graph_utils.py:1160-1206).
 3. Both products of attention with more than 512 queries or keys, or a dynamic number of them
    (graph_utils.py:1510; issue 3714: three kernels, slower than FP16), or with heads of other than 16, 32 or
    64 values (issue 4167 quotes the developer guide, "MHA fusion").
 4. Attention with an added mask of activations (partitioning.py:404-440).
 
-The files are NVIDIA/Model-Optimizer's in modelopt/onnx/quantization, the issues NVIDIA/TensorRT's.
+The files are of NVIDIA/Model-Optimizer, modelopt/onnx/quantization; the issues are of NVIDIA/TensorRT.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class ResidualAdds:
         return bool(convolution) and convolution not in self._ancestors(residual)
 
     def fused_operand(self, node: onnx.NodeProto, planned: Collection[str]) -> str | None:
-        """Return the operand without Q/DQ, whose convolution adds the other in its kernel, or None."""
+        """Return the operand without Q/DQ, or None: its convolution's kernel adds the other operand."""
         fusible: list[str] = [n for n in node.input if self._convolution(n, planned, alone=True)]
         if len(fusible) < 2:
             return fusible[0] if fusible else None
@@ -112,7 +111,7 @@ class ResidualAdds:
         return ""
 
     def _skip_fused(self, node: onnx.NodeProto) -> tuple[str, int]:
-        """Return the input of a fused node, and the number of its consumers inside the fusion, or ("", 0)."""
+        """Return a fused node's input, and the number of the input's readers in the fusion, or ("", 0)."""
         if node.op_type in _FUSED:
             return node.input[0], 1
         if node.op_type == "Mul":
@@ -123,7 +122,7 @@ class ResidualAdds:
         return "", 0
 
     def _ancestors(self, name: str) -> set[str]:
-        """Return the tensors from which a tensor is computed, including the tensor itself."""
+        """Return a tensor and those from which it is computed."""
         seen, pending = set[str](), [name]
         while pending:
             name = pending.pop()
@@ -138,7 +137,7 @@ def fuse_residual_adds(graph: onnx.GraphProto, fused: Mapping[str, str]) -> None
 
         conv ─ Q ─ DQ ─ Add        becomes        conv ─ Add
 
-    `fused` maps Adds to the operand of `ResidualAdds.fused_operand`. Pairs without a consumer remain.
+    `fused` maps names of Adds to their `ResidualAdds.fused_operand`. Pairs without a consumer remain.
     """
     made_by = producers(graph)
     for node in graph.node:
@@ -165,7 +164,7 @@ class ChainPlacement:
 
     def __init__(self, graph: onnx.GraphProto, constants: Collection[str]) -> None:
         self.made_by, self.readers = producers(graph), consumers(graph)
-        self.makers: dict[str, str | None] = {}  # tensor to the convolution that alone feeds it, pointwise
+        self.makers: dict[str, str | None] = {}  # the one convolution that feeds a tensor, through pointwise
         for node in graph.node:
             if node.op_type in _CONVOLUTIONS:
                 self.makers[node.output[0]] = node.name
@@ -233,7 +232,6 @@ class TensorRTKernels:
                 self.attention.update(self._attention(node))
 
     def unfit(self, node: onnx.NodeProto) -> str | None:
-        """Return the reason to leave a node in float, or None if it has a good kernel."""
         if node.op_type == "Conv" and not self.float8:
             return self._convolution(node)
         if node.op_type in ("MatMul", "Gemm"):
@@ -294,7 +292,7 @@ class TensorRTKernels:
         return None if head in (0, *_HEADS) else f"its heads are {head} wide; TensorRT fuses {widths} in INT8"
 
     def _neighbours(self, name: str, *, backward: bool) -> Iterator[onnx.NodeProto]:
-        """Yield elementwise operators before or behind a tensor, and the MatMuls of activations beyond."""
+        """Yield elementwise operators before or behind a tensor, and MatMuls of activations beyond them."""
         seen, pending = set[str](), [name]
         while pending:
             name = pending.pop()
