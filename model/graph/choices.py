@@ -63,7 +63,7 @@ class Place:
 
 
 def selection_inputs(model: onnx.ModelProto) -> list[Place]:
-    """Return the places where selections, and nodes after selections, read float tensors; then the other outputs.
+    """Return the places where selections and nodes after them read float tensors, and independent outputs.
 
     The list is empty if no output depends on a selection, or a layer with weights depends on one.
     A tensor that is read at several places, perhaps in other shapes, is listed once.

@@ -64,8 +64,7 @@ class GraphRules:
             residual branch of an Add; weights are stored in float, followed by a pair.
         writes_floats: Whether every integer kernel writes float at no cost, so that only inputs of integer
             kernels are quantized. Otherwise only kernels of matrix products write float.
-        slow_products: Name of the runtime, if it multiplies two activations faster in float than in int8;
-            else "".
+        slow_products: Name of the runtime, if it multiplies two activations faster in float; else "".
         gathers_by_vectors: Whether Gathers of activations need one-dimensional indices.
         opens_recurrences: Whether LSTM and GRU are decomposed into products, which can be quantized.
         by_onnxruntime: Whether ONNX Runtime executes the graph. Rewrites then prevent some fusions, and ONNX
