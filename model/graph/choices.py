@@ -1,9 +1,9 @@
 """Find selections: nodes that decide how many elements a graph returns (NonMaxSuppression, NonZero).
 
 A small error can change which elements are selected, and how many. The outputs of two artifacts then differ
-in shape, and their elements do not correspond. Instead, the float tensors that selections, and nodes that
-depend on selections, read can be compared. If a layer with weights depends on a selection, as in the second
-stage of a detector, this comparison would omit the layer; the outputs are then compared.
+in shape, and their elements do not correspond. Instead, the float tensors that selections and nodes
+after them read can be compared. This would omit layers with weights after a selection, as in the second stage
+of a detector; with such layers, outputs are compared.
 """
 
 from __future__ import annotations

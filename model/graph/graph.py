@@ -252,11 +252,10 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
 
     "int8": an integer operator, or both operands come from DequantizeLinear, whatever the float type.
     "fp8": both operands come from DequantizeLinear of float8.
-    "int4": only the weight is stored in 4 bits; products are in floating point.
-    MatMulNBits with weights of 8 bits, also multiplied in floating point, counts as "int8".
+    "int4": the weight is stored in 4 bits; products are in floating point. MatMulNBits of 8 bits is "int8".
     "nvfp4", "mxfp8": both operands are in this format, perhaps after a Cast and a Transpose.
     "fp16", "bf16", "fp32": by the types of the operands; also recurrent layers after DequantizeLinear.
-    "fp8", "int4", "nvfp4" and "mxfp8" are absent if the graph has no nodes of that kind.
+    Of these, "int8", "fp16", "bf16" and "fp32" are always present.
 
     Args:
         model: A graph before or after ONNX Runtime's optimizer.

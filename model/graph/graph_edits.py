@@ -33,7 +33,7 @@ def refill(values: Any, items: Iterable[Any]) -> None:
 
 
 def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Replace the nodes of a graph; `nodes` may include old ones."""
+    """Replace the nodes of a graph, as `refill` does."""
     refill(graph.node, nodes)
 
 
@@ -51,7 +51,6 @@ def set_values(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
 
 
 def drop_attributes(node: onnx.NodeProto, *names: str) -> None:
-    """Remove these attributes of a node, if present."""
     for index in reversed(range(len(node.attribute))):
         if node.attribute[index].name in names:
             del node.attribute[index]

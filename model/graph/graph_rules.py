@@ -95,7 +95,6 @@ class GraphRules:
 
     @property
     def symmetric(self) -> bool:
-        """Whether every activation is symmetric."""
         return self.zero_points == "none"
 
     def signed(self, isa: Isa) -> bool:
@@ -116,7 +115,6 @@ def graph_target(engine: str) -> GraphTarget:
 
 
 def graph_rules(target: GraphTarget) -> GraphRules:
-    """Return the rules for the graphs of a target."""
     if target not in GRAPH_TARGETS:
         raise _unknown(target)
     rules = rows()[target].load().rules

@@ -64,7 +64,6 @@ class InputNote:
     seen: Mapping[int, tuple[_Extent, _Extent, _Extent]] | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return the form used in files and manifests."""
         fields = msgspec.to_builtins(self, str_keys=True)
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -96,7 +95,6 @@ def with_samples(
 
 
 def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
-    """Replace the notes in a model."""
     entries = [entry for entry in model.metadata_props if entry.key != KEY]
     del model.metadata_props[:]
     model.metadata_props.extend(entries)

@@ -141,7 +141,6 @@ class Graph:
         return self.model
 
     def copy(self) -> Graph:
-        """Return a copy to edit."""
         return Graph(copy_model(self.model), self.path)
 
     def digest(self) -> str:
@@ -161,7 +160,7 @@ class Graph:
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """Yield a file of the graph for a runtime: a temporary file, or the source file of an unchanged graph."""
+        """Yield a file of the graph for a runtime: its source file if unchanged, else a temporary file."""
         if self.is_file:
             yield self.path
             return
@@ -385,7 +384,7 @@ def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
 
 
 def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy, made of single initializers because protobuf cannot copy a message over 2 GB."""
+    """Return a copy; initializers are copied singly, because protobuf cannot copy a message over 2 GB."""
     copy = copy_weightless(model)
     for tensor in model.graph.initializer:
         copy.graph.initializer.add().CopyFrom(tensor)

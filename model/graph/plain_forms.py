@@ -3,10 +3,9 @@
 1. Extents of -1 become free. In ONNX a free extent has a name or no value (onnx.proto3, TensorShapeProto);
    paddle2onnx and others write -1, which ONNX Runtime reads as free.
 2. Calls of the model's functions become the nodes of their bodies. ONNX's inliner (1.23) loses default
-   attributes, which are therefore copied to the calls first. It also loses opset imports that only functions
-   have, which are added again.
+   attributes, which are copied to the calls first, and opset imports of functions, which are added again.
 3. ONNX ignores windows of a pool that start after the end of the input; its shape inference (1.23), OpenVINO
-   and TensorRT count these windows. Pads that end with the last window mean the same to all:
+   and TensorRT count these windows. Pads that end with the last window mean the same to all readers:
 
     MaxPool <ceil_mode=1, kernel_shape=[2], strides=[3], pads=[1,1]> (x [n,c,5])
     becomes

@@ -59,7 +59,7 @@ _FLOAT_FORMS: Mapping[str, tuple[str, Mapping[int, tuple[int, int]], Sequence[in
     "QAttention": ("Attention", {1: (4, 7)}, (0, 1, 2, 5, 8)),
     _LSTM: ("LSTM", {1: (8, 9), 2: (10, 11)}, range(8)),
 }
-"""For each operator: its float operator; weight index to (scale index, zero point index); operand indices."""
+"""For each operator: its float operator; indices of each weight, with its scale and zero point; operands."""
 _SATURATING = {
     operator: [(weight, zero_point) for weight, (_, zero_point) in weights.items()]
     for operator, (_, weights, _) in _FLOAT_FORMS.items()
@@ -74,7 +74,6 @@ Stored = Mapping[str, "onnx.TensorProto"]
 
 
 def rounds_activations(model: onnx.ModelProto) -> bool:
-    """Return whether a graph quantizes activations."""
     rounding = ("QuantizeLinear", "DynamicQuantizeLinear", *_SATURATING)
     return any(node.op_type in rounding for graph in every_graph(model.graph) for node in graph.node)
 
@@ -95,7 +94,7 @@ def is_random(model: onnx.ModelProto) -> bool:
 
 
 def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with uint8 in place of int8 weights, or, if no operator saturates, the model itself."""
+    """Return a copy with uint8 in place of int8 weights; if no operator saturates, the model itself."""
     if not any(node.op_type in _SATURATING for node in model.graph.node):
         return model
     result = copy_model(model)
@@ -161,8 +160,7 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
 def _split(graph: onnx.GraphProto, value: str, output: str, stem: str) -> list[onnx.NodeProto]:
     """Round x to bfloat16 without a Cast (Veltkamp's split): w − (w − y) has 8 bits of y, where w = 65537 y.
 
-    Because y = x / 2^17, no product overflows. Infinities are clipped; the last product makes them infinite
-    again.
+    Because y = x / 2^17, no product overflows. Infinities are clipped, and become infinite again.
     """
     scaled, y, w, error, split = (f"{stem}/{part}" for part in ("scaled", "within", "wide", "rest", "split"))
     factors = [
@@ -271,7 +269,7 @@ def _float_form(
 
 
 def _dequantized(stored: Stored, node: onnx.NodeProto, names: Sequence[str]) -> NDArray[Any]:
-    """Return (weight - zero point) * scale as float32; `names` are those of the three.
+    """Return (w - zero point) * scale as float32; `names` are those of w, the scale and the zero point.
 
     The scale and the zero point are scalars or vary along one axis. For an LSTM, they are [directions] or
     [directions, 4 * hidden]; the last two axes of its weights [directions, inputs, 4 * hidden] are swapped.

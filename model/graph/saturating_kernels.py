@@ -4,12 +4,12 @@ x86 processors without VNNI multiply uint8 by int8 with `vpmaddubsw`, which adds
 int16, before summation in int32. The int16 sum saturates: 2 * 255 * 127 = 64,770 becomes 32,767. The order in
 which a kernel reads weights determines the neighbours:
 
-    flat    kernel positions, then their channels, in one sequence; pairs may cross positions
+    flat    all channels of one kernel position, then of the next; pairs may cross positions
     taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel has no pair
 
 `probe` runs a layer of each kind on this processor, with activations of 255 and two weights of 127 in each
-output channel. Sums that saturate show which positions are paired. For other instruction sets, recorded
-results of the same probe apply.
+output channel. Saturated sums show the pairs. For other instruction sets, recorded results of the probe
+apply.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Feeds = Mapping[str, NDArray[Any]]
 
 
 def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
-    """Return the saturating kernels on an instruction set (not "auto"); probe this processor's.
+    """Return the saturating kernels on an instruction set (not "auto"), probed if it is this processor's.
 
     If the probe finds none, recorded kernels apply: a file must be right on every processor with the set.
     """
