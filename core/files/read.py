@@ -50,7 +50,7 @@ def require_file(path: Path, *, what: str = "file") -> Path:
 
 
 def absolute_path(text: str, base: Path | None = None) -> Path:
-    """Return a text as absolute path, relative to `base` or the working folder; expand `~`, not links."""
+    """Return the absolute path of `text`, relative to `base` or the working folder; expand `~`, not links."""
     try:
         path = Path.cwd() / (base or "") / Path(text).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):

@@ -70,10 +70,10 @@ def write_json(path: Path, value: object) -> None:
 
 
 def move_in(temporary: Path, final: Path) -> None:
-    """Move files to their final names; a kill or power loss at any moment leaves no files that do not match.
+    """Move files to their final names; a kill or power loss leaves no wrong manifest or external data.
 
     The old manifest is removed first, and an old file before its external data are replaced. An interrupted
-    move may leave a file without a manifest, but never with a wrong manifest.
+    move may leave a file without a manifest.
     """
     main, manifest = temporary / final.name, manifest_path(temporary / final.name)
     order = {main: 1, manifest: 2}

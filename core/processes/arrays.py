@@ -26,7 +26,7 @@ def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Return arrays that `savez` writes without pickling.
 
     Texts, which ONNX Runtime returns as objects, become NumPy strings. Only NumPy 2.1 and later can forbid
-    pickling.
+    pickling (`allow_pickle=False`).
 
     Raises:
         ValueError: If an array holds other objects.

@@ -1,9 +1,9 @@
 """Find selections: nodes that decide how many elements a graph returns (NonMaxSuppression, NonZero).
 
 A small error can change which elements are selected, and how many. The outputs of two artifacts then differ
-in shape, and their elements do not correspond. Instead, the float tensors that selections and nodes
-after them read can be compared. This would omit layers with weights after a selection, as in the second stage
-of a detector; with such layers, outputs are compared.
+in shape, and their elements do not correspond. Instead, the float tensors that selections and nodes after
+them read are compared. If a layer with weights follows a selection, as in the second stage of a detector,
+these tensors would not show its errors, and outputs are compared.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Place:
     operator: str = ""
 
     def read_in(self, made_by: Mapping[str, onnx.NodeProto]) -> str:
-        """Return the tensor at this place; skip Casts that half precision put after `reader`."""
+        """Return the tensor at this place; skip Casts that conversion to half precision added."""
         if self.index < 0:
             return self.reader
         node = made_by[self.reader]
@@ -63,7 +63,7 @@ class Place:
 
 
 def selection_inputs(model: onnx.ModelProto) -> list[Place]:
-    """Return the places where selections and nodes after them read float tensors, and independent outputs.
+    """Return where selections and nodes after them read float tensors; add outputs that do not depend on them.
 
     The list is empty if no output depends on a selection, or a layer with weights depends on one.
     A tensor that is read at several places, perhaps in other shapes, is listed once.

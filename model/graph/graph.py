@@ -142,7 +142,7 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 def position_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the float tensors computed only from shapes and stored numbers: positions, and their angles.
 
-    A longer input has more positions than any sample, and half precision cannot distinguish these. Values
+    An input can be longer than every sample; half precision cannot distinguish its later positions. Values
     that Gather or Expand take from a stored table are not positions.
     """
     stored = {tensor.name: tensor.data_type in _FLOATS for tensor in graph.initializer}
@@ -255,7 +255,7 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     "int4": the weight is stored in 4 bits; products are in floating point. MatMulNBits of 8 bits is "int8".
     "nvfp4", "mxfp8": both operands are in this format, perhaps after a Cast and a Transpose.
     "fp16", "bf16", "fp32": by the types of the operands; also recurrent layers after DequantizeLinear.
-    Of these, "int8", "fp16", "bf16" and "fp32" are always present.
+    The keys "int8", "fp16", "bf16" and "fp32" are always present.
 
     Args:
         model: A graph before or after ONNX Runtime's optimizer.
@@ -304,7 +304,7 @@ def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
 
 
 def has_float16(model: onnx.ModelProto) -> bool:
-    """Return whether an initializer or a Cast is float16; beside INT8, `graph_precision` does not show it."""
+    """Return whether an initializer or a Cast is float16; `graph_precision` shows "int8" beside it."""
     if any(dtype_name(tensor.data_type) == "float16" for tensor in model.graph.initializer):
         return True
     casts = (node for node in model.graph.node if node.op_type == "Cast")

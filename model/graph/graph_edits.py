@@ -57,7 +57,7 @@ def drop_attributes(node: onnx.NodeProto, *names: str) -> None:
 
 
 def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> None:
-    """Turn numeric Constants into initializers, remove Identities of initializers; skip `excluded` nodes."""
+    """Turn numeric Constants into initializers, and remove Identities of initializers, but not `excluded`."""
     stored = []
     for index, node in enumerate(graph.node):
         constant = None if node.name in excluded else constant_tensor(node)
@@ -80,7 +80,7 @@ def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> No
 
 
 def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None) -> None:
-    """Remove nodes with unread outputs, also in subgraphs: those of `operators`, by default ONNX's."""
+    """Remove nodes of `operators` (default: of ONNX's domain) with unread outputs, also in subgraphs."""
     removed = True
     while removed:
         removed = False

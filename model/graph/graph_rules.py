@@ -56,7 +56,7 @@ class GraphRules:
     Attributes:
         weighted: Operators with weights and integer kernels.
         zero_points: Which activations have a zero point: "all"; "none" (symmetric int8); or "where free":
-            those at no cost (uint8). Then the others with negative values are symmetric int8.
+            if it costs nothing (uint8). Other activations with negative values are then symmetric int8.
         signed_on_arm: Whether activations are int8 on ARM.
         quantizes_bias: Whether a bias is int32; otherwise it is float.
         quantizes_chains: Whether operators between layers are quantized if integer kernels produce all their
@@ -73,7 +73,7 @@ class GraphRules:
         reads_nbits: Whether the runtime supports MatMulNBits, ONNX Runtime's operator for weights in blocks.
         formats: Further precisions of products, beyond int8, int4, fp16 and bf16.
         why_no_halves: Why the float layers of an INT8 graph cannot be in half precision; "" if they can.
-        saturates: For each instruction set, the kernels recorded to add two products in 16 bits.
+        saturates: For each instruction set, the kernels that add two products in 16 bits, as recorded.
         run: Runs a model on this machine, to find saturating kernels; None if no kernel saturates.
     """
 

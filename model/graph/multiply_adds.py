@@ -1,4 +1,4 @@
-"""Count the multiply-adds of each node; the verification of precision weights layers by them.
+"""Count the multiply-adds of each node, which measure a layer's share when precisions are verified.
 
 Shapes come from ONNX's shape inference. Inputs have the shapes in the file's notes (`input_notes`), or else 1
 for each dynamic axis. One multiply-add is one product added to a sum.
@@ -148,7 +148,7 @@ Shapes = Mapping[str, tuple[int | str, ...]]
 
 
 def tensor_core_advice(model: onnx.ModelProto, precision: str = "fp16") -> dict[str, str]:
-    """Map each node that multiplies to the padding of its sizes K and N, of one group of a Conv.
+    """Map each node that multiplies to a text on padding its sizes K and N (in one group of a Conv).
 
     The text is "fits"; "depthwise" (padding gains nothing); or for example "K 3 -> 8, 62.5% zeros": the next
     multiple, and the share of zeros in the padded multiply-adds.

@@ -22,7 +22,7 @@ from ...errors import ModelError
 from .. import onnx
 
 MOST_INPUT_VALUES = 1 << 28
-"""Most values of an input of fixed shape: 1 GiB of float32. Making random input takes three times that."""
+"""Largest number of values in a fixed-shape input: 1 GiB of float32. Random input takes 3 GiB to make."""
 _UNKNOWN_OPERATOR = "No Op registered for"
 """Message of ONNX's checker for TensorRT's plugins, which use ONNX's domain."""
 _LONGEST = 300

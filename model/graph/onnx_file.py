@@ -1,10 +1,10 @@
 """An ONNX model in memory: parsed once, passed from stage to stage, written once.
 
-Large weights remain in the file. It is mapped, and parsed as protobuf's wire format without their bytes: a
-file of gigabytes takes no more memory than its graph until a stage reads weights. Models over 2 GB,
-protobuf's limit, have weights in `NAME.onnx.data` beside the file. The model is a protobuf message, because
-ONNX Runtime, onnxsim, ONNX's converter and its shape inference require one; CONTRIBUTING.md explains the cost
-of onnx-ir.
+Large weights remain in the file. It is mapped, and parsed as protobuf's wire format without the bytes of
+weights: a file of gigabytes takes no more memory than its graph until a stage reads weights. Models over 2
+GB, protobuf's limit, have weights in `NAME.onnx.data` beside the file. The model is a protobuf message,
+because ONNX Runtime, onnxsim, ONNX's converter and its shape inference require one; CONTRIBUTING.md explains
+the cost of onnx-ir.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Graph:
             `load` reads them.
         path: The file that the model was read from; messages name it.
         is_file: Whether the file still equals the graph, so that a runtime can read the file.
-        beside: Other files that contained its weights when it was read.
+        beside: Other files that contained weights when the model was read.
     """
 
     _INDEX = ("producers", "consumers", "stored", "pinned", "types", "shapes")
@@ -207,7 +207,7 @@ def read_graph(path: Path) -> Graph:
 
 @contextmanager
 def report_as_defect(source: Path, step: str = "qcompile", file: Path | None = None) -> Iterator[None]:
-    """In the block, report a ModelError, of a graph that a step made of `source`, as a defect of qcompile."""
+    """Report a ModelError in the `with` block as a defect of qcompile; `step` made the graph of `source`."""
     try:
         yield
     except ModelError as error:
