@@ -135,7 +135,7 @@ def import_package(module: str, problem: str, *, extra: str, engine: str) -> Any
 def other_distribution() -> tuple[str, str]:
     """Return problem and fix if an installed distribution `qcompile` has files in `qcompile/`, else "", "".
 
-    `qcompile` is a foreign project or an earlier wheel of this one. An editable install has no files there.
+    `qcompile` is a foreign project or an earlier wheel of this one. An editable install puts no files there.
     """
     from importlib.metadata import Distribution, distributions
 

@@ -1,7 +1,7 @@
 """Run a verb (a command of `qcompile`) on untrusted files in a child process with limits on memory and time.
 
 An environment variable holds the process id of the watching parent. The child's descendants inherit the
-variable, but ignore it because it names another process than their parent.
+variable, but ignore it, because the id is not that of their parent.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Place:
 
 
 def selection_inputs(model: onnx.ModelProto) -> list[Place]:
-    """Return where selections and nodes after them read float tensors; add outputs that do not depend on them.
+    """List where selections and nodes after them read float tensors; then outputs that do not depend on them.
 
     The list is empty if no output depends on a selection, or a layer with weights depends on one.
     A tensor that is read at several places, perhaps in other shapes, is listed once.

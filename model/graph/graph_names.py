@@ -93,7 +93,7 @@ class Aliases:
         _rename(model.graph, self._original)
 
     def text(self, words: str) -> str:
-        """Return a message of the library with the model's names in place of aliases."""
+        """Return a message of the library with names in place of aliases."""
         return _ALIAS.sub(lambda match: self._names[int(match[1])], words)
 
     def _original(self, name: str) -> str:
