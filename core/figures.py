@@ -129,7 +129,7 @@ def finite(value: Any) -> Any:
         return {key: finite(item) if isinstance(item, _CONVERTED) else item for key, item in value.items()}
     if isinstance(value, list | tuple):
         if {*map(type, value)} == {float} and math.isfinite(sum(value)):
-            return [*value]  # fast path for the latencies of rounds
+            return [*value]  # fast path for many latencies
         return [finite(item) for item in value]
     return value
 
@@ -149,7 +149,7 @@ def clean(value: Any) -> Any:
 
 
 def shortened(name: str, length: int) -> str:
-    """Return a name with at most `length` characters: of a path the end, else the beginning and the end."""
+    """Shorten a name to `length` characters: the end of a path, or the beginning and end of other names."""
     line = " ".join(name.split())
     if len(line) <= length:
         return line

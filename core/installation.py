@@ -26,14 +26,14 @@ SUBSTITUTES = {
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
     "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
 }
-"""Package to distributions that provide the same module."""
+"""For each package, other distributions of the same module."""
 _ALTERNATIVES = {"tensorrt": "tensorrt8"}
-"""Extra to an alternative extra for the same purpose."""
+"""For each extra, an alternative."""
 _UNLISTED = ("benchmarks", "coverage", "dev", "docs", "gpu", "tensorrt8")
 """Extras for development, and alternatives to `cpu` and `tensorrt`."""
 _PACKAGE = Path(__file__).parents[1]
 
-Versions = Callable[[str], str]  # distribution to version, empty if not installed
+Versions = Callable[[str], str]  # returns the version of a distribution, empty if not installed
 
 
 def installed_version(package: str) -> str:
@@ -93,7 +93,7 @@ def installed_as(package: str, version_of: Versions = installed_version) -> str:
 
 
 def unmet(extra: str, version_of: Versions = installed_version) -> list[Requirement]:
-    """Return the requirements of an extra that are missing or installed in a version outside the range."""
+    """Return the requirements of an extra that are not met; empty if an alternative extra is met."""
     if extra in _ALTERNATIVES and not unmet(_ALTERNATIVES[extra], version_of):
         return []
     return [
@@ -135,7 +135,7 @@ def import_package(module: str, problem: str, *, extra: str, engine: str) -> Any
 def other_distribution() -> tuple[str, str]:
     """Return problem and fix if an installed distribution `qcompile` has files in `qcompile/`, else "", "".
 
-    It is a foreign project or an earlier wheel of this project. An editable install has no files there.
+    `qcompile` is a foreign project or an earlier wheel of this one. An editable install puts no files there.
     """
     from importlib.metadata import Distribution, distributions
 

@@ -27,7 +27,7 @@ _LIMIT_PHRASES = (
     "resource temporarily unavailable",
     "thread creation failed",
 )
-"""Phrases that count only under a limit on address space, since they also have other causes."""
+"""Phrases that count only under a limit on address space, because they also have other causes."""
 
 
 def machine_bytes() -> int | None:
@@ -68,7 +68,7 @@ def require_address_space(needed_bytes: int, step: str) -> None:
 
 
 def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
-    """Return an `OutOfMemory` for `step` if lack of memory caused an error of any library, else None."""
+    """Return an `OutOfMemory` for `step` if lack of memory caused `error`, else None."""
     for cause in causes(error):
         if isinstance(cause, UsageError):
             return None
@@ -102,7 +102,8 @@ def _new_error(step: str, problem: str) -> OutOfMemory:
 def trim_heap() -> None:
     """Return freed memory to the system.
 
-    glibc retains memory below blocks in use: a search over BERT-base grew by 650 MB with each candidate.
+    glibc retains freed memory below blocks in use. A search over BERT-base thus grew by 650 MB with each
+    candidate.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

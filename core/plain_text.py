@@ -43,7 +43,7 @@ def plain_json(text: str) -> str:
 
 
 def plain_toml(text: str) -> str:
-    """Return a TOML string: TOML has all escapes of JSON except surrogate pairs."""
+    """Return a text as TOML, which has all escapes of JSON except surrogate pairs."""
     return _escaped(json.dumps(text, ensure_ascii=False), lambda sign: f"\\U{ord(sign):08x}")
 
 

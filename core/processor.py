@@ -1,4 +1,4 @@
-"""The processor of this machine: its instruction sets, and the one for integer products (`isa`)."""
+"""Instruction sets of this machine's processor; `isa` is the set for products of 8-bit integers."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ _ISAS: Mapping[Isa, str] = {
     "i8mm": "i8mm",
     "neon-dotprod": "asimddp",
 }
-"""Instruction set to its flag in /proc/cpuinfo, best first."""
+"""The flag of each instruction set in /proc/cpuinfo, best set first."""
 
 
 def isa_here() -> Isa:
     """Return the instruction set for 8-bit integer products on this processor.
 
     If the system reports no instruction sets, the result is the least of the architecture: "avx2" or "neon".
-    AVX-512 without VNNI counts as "avx2", since its kernels compute products in the same way.
+    AVX-512 without VNNI counts as "avx2", because its kernels compute products in the same way.
     """
     features = processor()["features"]
     return isa_of(features if isinstance(features, list) else (), arm=is_arm())
 
 
 def isa_of(features: Collection[str], *, arm: bool) -> Isa:
-    """Return the instruction set for 8-bit integer products on a processor with these features."""
+    """Return the instruction set for 8-bit integer products, given a processor's features."""
     supported = (isa for isa, flag in _ISAS.items() if flag in features and (isa in ARM_ISAS) == arm)
     return next(supported, "neon" if arm else "avx2")
 
 
 def resolve_isa(isa: Isa, target: str) -> Isa:
-    """Return `isa` with "auto" resolved to this processor's; targets that run on no CPU leave "auto"."""
+    """Return this processor's instruction set for "auto" and a target that runs on CPUs, else `isa`."""
     return isa_here() if isa == "auto" and target in CPU_TARGETS else isa
 
 
@@ -74,7 +74,7 @@ def is_elsewhere(isa: Isa) -> bool:
 
 
 def device_for(isa: Isa) -> dict[str, object]:
-    """Return a manifest's `device`: this processor, or any of an architecture with an instruction set."""
+    """Return a manifest's `device`: this processor, or any processor with another instruction set."""
     if not is_elsewhere(isa):
         return {**processor(), "isa": isa}
     arm = isa in ARM_ISAS
@@ -94,10 +94,10 @@ def foreign_isa_warnings(isa: Isa) -> list[str]:
 
 
 def overflows(isa: Isa, on: Isa) -> bool:
-    """Return whether INT8 for instruction set `isa` overflows on instruction set `on`.
+    """Return whether INT8 weights for instruction set `isa` overflow on instruction set `on`.
 
     Weights for "avx2" are exact everywhere. Weights for other x86 sets and for ARM overflow on AVX2, because
-    its kernels add pairs of products in 16 bits.
+    AVX2 kernels add pairs of products in 16 bits.
     """
     return on == "avx2" and isa not in ("auto", "avx2")
 
@@ -113,7 +113,6 @@ def why_not_exact(isa: Isa) -> str:
 
 
 def is_arm() -> bool:
-    """Return whether this processor is an ARM processor."""
     return platform.machine().startswith(("arm", "aarch"))
 
 

@@ -1,4 +1,4 @@
-"""Locks (flock(2)) on files and folders; the system releases them when the process ends in any way."""
+"""Locks (flock(2)) on files and folders; the system releases them however the process ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def flock(handle: int, *, wait: bool) -> bool | None:
 
 
 def is_same_folder(handle: int, folder: Path) -> bool:
-    """Return whether the path still refers to the open folder, or for handle -1 whether it exists."""
+    """Return whether the path still refers to the open folder, or, for handle -1, to any folder."""
     if handle < 0:
         return folder.is_dir()
     try:
@@ -58,7 +58,7 @@ def open_lock(path: Path) -> IO[str]:
 
 
 def lock(file: IO[str], output: Path) -> None:
-    """Lock the folder `output` by an open file until that is closed; raise `InvalidOption` if it is locked.
+    """Lock the folder `output` until `file` is closed; raise `InvalidOption` if it is already locked.
 
     On file systems without locks, the rename of whole folders still prevents partial files.
     """

@@ -50,7 +50,7 @@ def require_file(path: Path, *, what: str = "file") -> Path:
 
 
 def absolute_path(text: str, base: Path | None = None) -> Path:
-    """Return the absolute path for a text, from `base` or the working folder; expand `~`, not links."""
+    """Return the absolute path of `text`, relative to `base` or the working folder; expand `~`, not links."""
     try:
         path = Path.cwd() / (base or "") / Path(text).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -101,11 +101,10 @@ def digest_files(paths: Sequence[Path]) -> str:
 
 
 def manifest_path(path: Path) -> Path:
-    """Return the path of an artifact's manifest."""
     return path.with_name(path.name + ".json")
 
 
 def side_files(path: Path) -> list[Path]:
-    """Return the existing side files of an artifact, at most `NAME.data`."""
+    """Return the files beside an artifact that contain its external data: `NAME.data`, if it exists."""
     data = path.with_name(path.name + ".data")
     return [data] if data.is_file() else []

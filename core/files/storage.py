@@ -49,7 +49,8 @@ _HINTS = _RESOURCE_HINTS | {
 def storage_error(error: OSError, path: Path | None = None) -> StorageError | None:
     """Return an `OSError` on a file as `StorageError`, or None for other errors.
 
-    The message names the error's file, else `path`. Without both, only errors in `_NO_ROOM` are translated.
+    The message names the error's file, else `path`. Without both, only errors in `_RESOURCE_HINTS` are
+    translated.
     """
     if error.errno not in _HINTS or isinstance(error, BrokenPipeError):
         return None

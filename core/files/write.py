@@ -1,4 +1,4 @@
-"""Write files atomically: first into a hidden folder beside the target, then renamed, the manifest last."""
+"""Write files atomically: first into a hidden folder beside the target; then move them, the manifest last."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .temporary import locked_folder, public_names, remove_stale_once
 
 @contextmanager
 def writing(final: Path) -> Iterator[Path]:
-    """Yield a path to write to; on success move it and its side files into place.
+    """Yield a path to write to; on success move the file, its external data and its manifest into place.
 
     The path has the final name, in a temporary folder on the same file system, so that formats with external
-    data can refer to it. On an error no file gets a final name.
+    data can refer to this name. On an error no file gets a final name.
     """
     check_output(final)
     with contextlib.ExitStack() as stack:
@@ -43,7 +43,7 @@ def writing(final: Path) -> Iterator[Path]:
 
 
 _USER_FILE_SUFFIXES = (".py", ".ipynb", ".npz", ".npy", ".jsonl", ".parquet", ".pt2", ".ckpt")
-"""Suffixes of users' files that no command writes; a typing error in `-o` could replace one."""
+"""Suffixes of users' files that no command writes; a typing error in `-o` could replace such a file."""
 _MODEL_SUFFIXES = (".onnx", ".engine", ".plan", ".pt", ".pth", ".safetensors", ".keras", ".h5", ".tflite")
 
 
@@ -59,7 +59,6 @@ def check_output(final: Path, *, is_model: bool = True) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
     check_output(path, is_model=False)
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -71,10 +70,10 @@ def write_json(path: Path, value: object) -> None:
 
 
 def move_in(temporary: Path, final: Path) -> None:
-    """Move files to their final names, so that a kill or power loss at any moment leaves no wrong pair.
+    """Move files to their final names; a kill or power loss leaves no wrong manifest or external data.
 
-    The old manifest is removed first: an interrupted move may leave a file without manifest, but never with a
-    wrong manifest. An old file is removed before its side file is replaced.
+    The old manifest is removed first, and an old file before its external data are replaced. An interrupted
+    move may leave a file without a manifest.
     """
     main, manifest = temporary / final.name, manifest_path(temporary / final.name)
     order = {main: 1, manifest: 2}

@@ -1,7 +1,7 @@
 """Exchange arrays with worker processes in `.npz` files, for tensors of any name.
 
 `numpy.savez` takes names as keywords and reserves two (`file`, `allow_pickle`); `numpy.load` reads `x.npy` as
-`x`. Names are therefore put between colons. Files that numpy wrote without colons can be read, too.
+`x`. Names are therefore put between colons. Files without colons can be read, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return arrays that `savez` writes without pickling: texts, which ONNX Runtime returns as objects,
-    become numpy strings. Only numpy 2.1 and later could forbid pickling by `allow_pickle=False`.
+    """Return arrays that `savez` writes without pickling.
+
+    Texts, which ONNX Runtime returns as objects, become NumPy strings. Only NumPy 2.1 and later can forbid
+    pickling (`allow_pickle=False`).
 
     Raises:
         ValueError: If an array holds other objects.
@@ -39,7 +41,6 @@ def storable(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def load_arrays(path: str | Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays by name."""
     with np.load(path, allow_pickle=False) as stored:
         return {_tensor_name(key): stored[key] for key in stored.files}
 

@@ -1,8 +1,8 @@
 """Start a child process in a new session, limit time and memory of its process tree, and end the tree.
 
 Memory is the sum of anonymous and shared pages (`RssAnon`, `RssShmem`) and swap of the processes (Linux:
-proc(5)). Pages of mapped files do not count, as the system can drop them. Limits on address space (RLIMIT_AS)
-do not fit: thread stacks, CUDA and mapped weights reserve far more than they use.
+proc(5)). Pages of mapped files do not count, because the system can drop them. Limits on address space
+(RLIMIT_AS) are unsuitable: thread stacks, CUDA and mapped weights reserve far more than they use.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ T = TypeVar("T")
 def module_command(module: str, *arguments: str, python: str = "") -> list[str]:
     """Return the command that runs a module of this package as `__main__`, in any folder.
 
-    `python` is an interpreter, or a script that starts one with its arguments; by default this interpreter.
+    `python` is an interpreter (by default this one), or a script that passes its arguments to an interpreter.
     """
     folder = Path(__file__).resolve().parents[2]
     return [python or sys.executable, "-c", _START, str(folder), module, *arguments]
@@ -78,8 +78,8 @@ class Child:
     Args:
         variables: Environment variables to add to those of this process; None removes a variable.
         folder: Working folder, by default that of this process.
-        stdin: As in `subprocess.Popen`, like `stdout`.
-        stderr: File for standard error, which `last_output` reads; by default that of this process.
+        stdin: As in `subprocess.Popen`; `stdout`, too.
+        stderr: File for standard error, read by `last_output`; by default this process's standard error.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Child:
             poll: Waits at most the given seconds for the answer and returns it, or None.
             time_s: Maximum wait.
             memory_gb: Maximum memory of all processes together, in 10**9 bytes.
-            check: Called twenty times a second; raises if the answer is no longer needed.
+            check: Called twenty times a second; raises if the answer is not needed any more.
         """
         deadline, polls = time.monotonic() + time_s, 0
         wait_s = min(time_s, _POLL_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX)
@@ -194,7 +194,6 @@ class Child:
         self._tree.kill()
 
     def close(self) -> None:
-        """End the process and its descendants."""
         self.kill()
         self.process.wait()
 
@@ -214,7 +213,7 @@ class Child:
 
 
 class Tree:
-    """A process and its descendants, even in other sessions; empty without /proc."""
+    """A process and its descendants, also in other sessions; empty without /proc."""
 
     def __init__(self, pid: int) -> None:
         stat = _stat(pid)
@@ -233,7 +232,6 @@ class Tree:
             self._ticks |= {pid: stats[pid][19] for pid in living}
 
     def bytes(self) -> int:
-        """Return the memory of all processes in bytes."""
         lines = [
             line for pid in self._ticks if self._lives(pid) for line in read_proc(pid, "status").splitlines()
         ]

@@ -1,4 +1,4 @@
-"""Child side of the protocol: answer requests over standard streams, and end when the caller ends."""
+"""Worker's side of the protocol of `worker`: answer requests over standard streams until the caller ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serve(session: Callable[[Callable[..., None]], Answer]) -> None:
     die_with_caller()
     for name in ("SIGTERM", "SIGHUP"):  # Slurm signals all processes, but the caller ends this one
         if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
-            # A function, since child processes would inherit SIG_IGN.
+            # A function, because child processes would inherit SIG_IGN.
             signal.signal(getattr(signal, name), lambda *_: None)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -61,7 +61,7 @@ def die_with_caller() -> None:
 
     caller = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
-    if os.getppid() != caller:  # it died before the request
+    if os.getppid() != caller:  # the caller died before the request
         os._exit(1)
 
 

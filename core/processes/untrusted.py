@@ -1,7 +1,7 @@
-"""Run a verb on untrusted files in a child process with limits on memory and time.
+"""Run a verb (a command of `qcompile`) on untrusted files in a child process with limits on memory and time.
 
-An environment variable holds the process id of the watching parent. Descendants of the child inherit the
-variable, but have another parent, and ignore it.
+An environment variable holds the process id of the watching parent. The child's descendants inherit the
+variable, but ignore it, because the id is not that of their parent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from .child import Child, MemoryExceeded, TimeExceeded, module_command, read_pro
 from .serve import die_with_caller, end_first_without_memory
 
 MEMORY_GB, TIME_S = 8.0, 1800.0
-"""Default limits of a verb."""
 WATCHED = "QCOMPILE_UNTRUSTED"
 """Environment variable with the id of the watching process and the time limit: PID:SECONDS."""
 OPEN_FILES = 4096
@@ -53,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finished:
-    """Exit code (0 done, 1 failed or mismatch, 2 usage, 130 interrupted) and captured output of a verb."""
+    """Exit code (0 done, 1 failed or mismatch, 2 usage, 129, 130, 143 interrupted) and output of a verb."""
 
     code: int
     output: str = ""
@@ -64,7 +63,7 @@ def run_untrusted(
 ) -> Finished:
     """Run a verb as the command line does, in a child process with limits.
 
-    Processes that it starts count too; temporary files of all are removed in any case. Limits are not a
+    The limits include processes that the child starts; temporary files are always removed. Limits are not a
     sandbox: the child may read and write everything that this process may.
 
     Args:
@@ -156,10 +155,11 @@ def is_child() -> bool:
 
 
 def limit_self() -> None:
-    """Drop resources of this process and its descendants that no verb needs.
+    """Limit this process and its descendants further.
 
-    No core dumps, few open files, a backup limit on processor time. The kernel ends this process when the
-    watching process dies, and first when memory runs out. Limits that the system refuses are skipped.
+    Forbid core dumps, and limit open files and, as a backup, processor time. The kernel ends this process
+    when the watching process dies; when memory runs out, it ends this process first. Limits that the system
+    refuses are skipped.
     """
     import resource
 

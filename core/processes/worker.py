@@ -1,7 +1,8 @@
 """Send requests to a worker process and read its answers; `serve` is the worker's side.
 
-A request and an answer are one line of JSON each; arrays are in files (`arrays`). An answer has `"ok": true`,
-or `"ok": false` and the error's `type`, `message` and `hint`. Lines `{"progress": [...]}` may precede it.
+Each request or answer is one line of JSON; arrays are in files (`arrays`). An answer has `"ok": true`,
+or `"ok": false` and the error's `type`, `message` and `hint`. Lines `{"progress": [...]}` may precede an
+answer.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Worker(Child):
     """A child process that answers requests, each within `timeout_s`.
 
     Args:
-        name: Name for errors.
+        name: Name in error messages.
         module: Module of this package to run; it calls `serve`.
-        threads: Threads of libraries, set before they load; 0 leaves their defaults.
+        threads: Number of threads of libraries, set before these load; 0 leaves their defaults.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Worker(Child):
         self._reader.start()
 
     def hello(self) -> dict[str, Any]:
-        """Wait until the worker serves; return `started_ms` since its start, `python` and `executable`."""
+        """Wait until the worker serves; return `started_ms` (since its start), `python` and `executable`."""
         answer = self.ask("hello")
         return answer | {"started_ms": (time.perf_counter() - self._start_s) * 1e3}
 
@@ -77,9 +78,9 @@ class Worker(Child):
         """Send one request and return its answer, or raise the error of the request.
 
         Args:
-            timeout_s: Maximum wait for this answer, if shorter than the worker's.
+            timeout_s: Maximum wait for this answer, if shorter than the worker's maximum.
             on_progress: Called with the progress of a long request; each call restarts the wait.
-            check: Called repeatedly; raises if the answer is no longer needed.
+            check: Called repeatedly; raises if the answer is not needed any more.
         """
         assert self.process.stdin is not None
         wait_s = min(timeout_s or math.inf, self._timeout_s)
@@ -116,7 +117,7 @@ class Worker(Child):
         return answer
 
     def close(self) -> None:
-        """End the process: close its input, then kill it. A second call has no effect."""
+        """End the process: close its input, then kill it. A second call does nothing."""
         assert self._log is not None
         assert self.process.stdin is not None
         if self._log.closed:
@@ -166,7 +167,6 @@ def read_answer(line: bytes) -> dict[str, Any] | None:
 
 
 def error_from_answer(answer: Mapping[str, Any], name: str, output: str) -> QCompileError:
-    """Return the error in an answer of the worker `name`."""
     from ... import errors
 
     kind = getattr(errors, answer["type"], None)

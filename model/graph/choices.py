@@ -1,9 +1,9 @@
-"""Find selections, nodes that decide how many elements a graph returns (NonMaxSuppression, NonZero).
+"""Find selections: nodes that decide how many elements a graph returns (NonMaxSuppression, NonZero).
 
-A small error changes which elements are selected, and how many. The outputs of two artifacts then differ in
-extents, and their elements do not correspond. The float tensors that selections and the nodes behind them
-read can be compared instead. With a weighted layer behind a selection, as in the second stage of a detector,
-this would omit the layer; outputs are then compared as they are.
+A small error can change which elements are selected, and how many. The outputs of two artifacts then differ
+in shape, and their elements do not correspond. Instead, the float tensors that selections and nodes after
+them read are compared. If a layer with weights follows a selection, as in the second stage of a detector,
+these tensors would not show its errors, and outputs are compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_OPERAND: Mapping[str, Sequence[int]] = {
     "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Unsqueeze": (1,),
     "Upsample": (1,),
 }  # fmt: skip
-"""Operator to the indices of the operands that decide extents."""
+"""For each operator, the indices of the operands that decide the shape of its outputs."""
 _EXTENTS = ("Shape", "Size")
 _MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _FLOATS = ("float16", "float32")
@@ -41,9 +41,10 @@ _FLOATS = ("float16", "float32")
 
 @dataclass(frozen=True)
 class Place:
-    """An input of a node, identified by the node's first output, as quantization preserves that name.
+    """An input of a node, identified by the node's first output because quantization preserves that name.
 
-    `tensor` is the tensor there, without Casts and reshapes; a negative `index` means the output `reader`.
+    `tensor` is read there, perhaps through Casts and reshapes. If `index` is negative, the place is the
+    graph's output `reader`.
     """
 
     tensor: str
@@ -52,7 +53,7 @@ class Place:
     operator: str = ""
 
     def read_in(self, made_by: Mapping[str, onnx.NodeProto]) -> str:
-        """Return the tensor at this place; skip Casts that half precision put behind the reader."""
+        """Return the tensor at this place; skip Casts that conversion to half precision added."""
         if self.index < 0:
             return self.reader
         node = made_by[self.reader]
@@ -62,11 +63,12 @@ class Place:
 
 
 def selection_inputs(model: onnx.ModelProto) -> list[Place]:
-    """Return the places where selections, and nodes behind them, read float tensors; then the other outputs.
+    """List where selections and nodes after them read float tensors; then outputs that do not depend on them.
 
-    The list is empty if no output depends on a selection, or a layer with weights lies behind one. Of the
-    places that read one tensor, perhaps in other shapes, only the first is returned.
+    The list is empty if no output depends on a selection, or a layer with weights depends on one.
+    A tensor that is read at several places, perhaps in other shapes, is listed once.
     """
+    # A TopK counts as a selection, too, unless a layer with weights depends on it.
     # A TopK in front of NonMaxSuppression is a selection, too, unless a layer with weights lies behind it.
     for operators in (CHOICES | _PICKS, CHOICES):
         dependent, followers = dependent_nodes(model, operators)
@@ -115,7 +117,7 @@ def dependent_nodes(
 
 
 def part_before(model: onnx.ModelProto, places: list[Place]) -> onnx.ModelProto:
-    """Return the part of a graph, or of its quantized form, with all inputs and these tensors as outputs."""
+    """Return the part of a graph, quantized or not, that computes `places`; all inputs remain."""
     part = copy_model(model)
     made_by = producers(part.graph)
     extract_tensors(part, [place.read_in(made_by) for place in places])
@@ -129,10 +131,10 @@ def selecting_operators(model: onnx.ModelProto) -> str:
 
 
 def extent_deciders(model: onnx.ModelProto) -> dict[str, str]:
-    """Return tensor name to the operator that decides its extents, where these may depend on computed values.
+    """Map each tensor with a shape that may depend on computed values to the operator that decides it.
 
-    Constants, extents (Shape, Size), inputs of other types than float, and values computed from these alone
-    are equal in every runtime; an operator that reads only these decides nothing.
+    Constants, Shape, Size, inputs of other types than float, and values computed only from these are equal in
+    every runtime. An operator that reads only these decides nothing.
     """
     exact = constant_names(model) | {
         value.name

@@ -37,7 +37,7 @@ def _block_format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mappi
 
 
 def _origin(name: str, made_by: Mapping[str, onnx.NodeProto], skip: Iterable[str]) -> onnx.NodeProto | None:
-    """Return the producer of a tensor, skipping operators of the types `skip`, or None."""
+    """Return the node that produces a tensor, or None; nodes of the types `skip` are passed over."""
     node = made_by.get(name)
     while node is not None and node.op_type in skip:
         node = made_by.get(node.input[0])
@@ -45,10 +45,10 @@ def _origin(name: str, made_by: Mapping[str, onnx.NodeProto], skip: Iterable[str
 
 
 WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
-"""Operators with most of the arithmetic: a graph has reached a precision if these compute in it."""
+"""Operators with most of the arithmetic; their precision counts as the precision of the graph."""
 
 ONNX_DOMAINS = ("", "ai.onnx")
-"""Spellings of the domain of ONNX's standard operators in files."""
+"""How files spell the domain of ONNX's standard operators."""
 
 _SMALL_BYTES = 4096
 _CONSTANT_TYPES = {
@@ -70,25 +70,25 @@ _DEQUANTIZERS = {
     "TRT_FP8DequantizeLinear": "float8_e4m3fn",
     "TRT_INT4DequantizeLinear": "int4",
 }
-"""Dequantizing operator to the type that it reads, if the name states it (TensorRT's operators)."""
+"""For each dequantizing operator, the type that it reads, if its name states the type (TensorRT)."""
 _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def infer_types(model: onnx.ModelProto) -> dict[str, str]:
-    """Return tensor name to numpy dtype name, for tensors with an inferable type."""
+    """Map each tensor with an inferable type to the name of its NumPy dtype."""
     values = _inferred(model, data_prop=False)
     types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in values}
     return {name: dtype for name, dtype in types.items() if dtype != "undefined"}
 
 
 def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return tensor name to shape, for tensors with an inferable rank; "" for an unknown extent."""
+    """Map each tensor with an inferable rank to its shape; see `declared_shape`."""
     values = _inferred(model, data_prop=True)
     return {value.name: declared_shape(value) for value in values if value.type.tensor_type.HasField("shape")}
 
 
 def declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
-    """Return the declared extents of a tensor; "" for an unknown extent."""
+    """Return the declared extents (sizes of axes) of a tensor: numbers, symbols, or "" if unknown."""
     dims = value.type.tensor_type.shape.dim
     return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
@@ -104,7 +104,7 @@ def with_inferred(
 ) -> onnx.ModelProto:
     """Return a model with inferred types and shapes; edits `light`, which must be a private copy.
 
-    If inference fails, the declarations remain; `strict` raises the failure, and contradictory declarations.
+    If inference fails, the declarations remain. With `strict`, failures and contradictions are raised.
     """
     hide_group_normalizations(light)
     try:
@@ -140,10 +140,10 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def position_tensors(graph: onnx.GraphProto) -> set[str]:
-    """Return the float tensors computed from shapes and stored numbers alone: positions, and their angles.
+    """Return the float tensors computed only from shapes and stored numbers: positions, and their angles.
 
-    A longer input has more positions than any sample, and half precision cannot distinguish them. Values that
-    Gather or Expand take from a stored table are not positions.
+    An input can be longer than every sample; half precision cannot distinguish its later positions. Values
+    that Gather or Expand take from a stored table are not positions.
     """
     stored = {tensor.name: tensor.data_type in _FLOATS for tensor in graph.initializer}
     counts, positions = set[str](), set[str]()
@@ -179,12 +179,12 @@ def constant_names(model: onnx.ModelProto) -> set[str]:
 
 
 def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return tensor name to producer."""
+    """Map each tensor to the node that produces it."""
     return {name: node for node in graph.node for name in node.output if name}
 
 
 def consumers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Return tensor name to its consumers in this graph, without those in subgraphs."""
+    """Map each tensor to its consumers in this graph, without those in subgraphs."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in dict.fromkeys(node.input):
@@ -193,7 +193,7 @@ def consumers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-    """Return the value of an attribute as `onnx.helper` does, strings as str; `default` if it is absent."""
+    """Return the value of an attribute, strings as str; `default` if the attribute is absent."""
     for item in node.attribute:
         if item.name == name:
             value = onnx.helper.get_attribute_value(item)
@@ -221,7 +221,7 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def stored_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Return name to tensor, for the initializers and the Constant nodes of a graph."""
+    """Map names to tensors, for the initializers and the Constant nodes of a graph."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         tensor = constant_tensor(node)
@@ -243,23 +243,23 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 
 
 def pinned_names(graph: onnx.GraphProto) -> set[str]:
-    """Return the outputs of a graph and the tensors that its subgraphs read."""
+    """Return the names of the outputs of a graph and of the tensors that its subgraphs read."""
     return {value.name for value in graph.output}.union(*map(captured_names, graph.node))
 
 
 def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, list[onnx.NodeProto]]:
-    """Return the nodes with most of the arithmetic, by the precision they compute in.
+    """Return the nodes with most of the arithmetic, by the precision in which they compute.
 
-    "int8": an integer operator, or both operands come from DequantizeLinear, with any float type.
+    "int8": an integer operator, or both operands come from DequantizeLinear, whatever the float type.
     "fp8": both operands come from DequantizeLinear of float8.
-    "int4", or "int8" for MatMulNBits of 8 bits: only weights are stored so; products are in floating point.
-    "nvfp4", "mxfp8": both operands are blocks of these formats, perhaps behind a Cast and a Transpose.
-    "fp16", "bf16" and "fp32": by the type of an operand, also for recurrent layers behind DequantizeLinear.
-    "fp8", "int4", "nvfp4" and "mxfp8" are present only if the graph has nodes of that kind.
+    "int4": the weight is stored in 4 bits; products are in floating point. MatMulNBits of 8 bits is "int8".
+    "nvfp4", "mxfp8": both operands are in this format, perhaps after a Cast and a Transpose.
+    "fp16", "bf16", "fp32": by the types of the operands; also recurrent layers after DequantizeLinear.
+    The keys "int8", "fp16", "bf16" and "fp32" are always present.
 
     Args:
         model: A graph before or after ONNX Runtime's optimizer.
-        as_executed: Whether the graph runs unchanged; nodes behind DequantizeLinear then compute in float.
+        as_executed: Whether no optimizer will change it; nodes after DequantizeLinear then compute in float.
     """
     made_by = producers(model.graph)
     types = infer_types(model)
@@ -296,7 +296,7 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
 
 
 def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, dict[str, int]]:
-    """Return precision to operator to number of nodes, for the manifest."""
+    """Count the nodes with most of the arithmetic by precision and operator, for the manifest."""
     return {
         precision: dict(Counter(node.op_type for node in nodes))
         for precision, nodes in weighted_nodes(model, as_executed=as_executed).items()
@@ -304,7 +304,7 @@ def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
 
 
 def has_float16(model: onnx.ModelProto) -> bool:
-    """Return whether an initializer or a Cast is float16; `graph_precision` hides it beside INT8."""
+    """Return whether an initializer or a Cast is float16; `graph_precision` shows "int8" beside it."""
     if any(dtype_name(tensor.data_type) == "float16" for tensor in model.graph.initializer):
         return True
     casts = (node for node in model.graph.node if node.op_type == "Cast")
@@ -325,7 +325,7 @@ _SCALES = {
     "QGemm": (1, 2, 4, 5, 7, 8),
     "MatMulIntegerToFloat": (2, 3, 4, 5),
 }
-"""Operator to the inputs that are scales and zero points, as ONNX and ONNX Runtime define them."""
+"""For each operator, the indices of its scales and zero points, as ONNX and ONNX Runtime define them."""
 _NO_WEIGHTS = ("bool", "string", "undefined", "int64")  # shapes, axes and indices
 
 
@@ -342,7 +342,7 @@ class WeightStats:
 
 
 def weights_of_graph(model: onnx.ModelProto) -> WeightStats:
-    """Return the weights of a graph: initializers and constants, also of subgraphs."""
+    """Return the statistics of a graph's weights: initializers and Constants, also of subgraphs."""
     parameters, size = 0, 0
     for graph in every_graph(model.graph):
         packed = {
@@ -364,7 +364,7 @@ def weights_of_graph(model: onnx.ModelProto) -> WeightStats:
 
 
 def model_io(model: onnx.ModelProto) -> ModelIO:
-    """Return inputs with noted preprocessing, without initializers that old files list there; and outputs."""
+    """Return the outputs, and the inputs with noted preprocessing; initializers do not count as inputs."""
     stored, notes = {tensor.name for tensor in model.graph.initializer}, read_notes(model)
     return ModelIO(
         tuple(
@@ -387,14 +387,14 @@ def opset(model: onnx.ModelProto, domain: str = "") -> int:
 
 
 def count_operators(model: onnx.ModelProto) -> dict[str, int]:
-    """Return operator type to number of nodes, most frequent first, subgraphs included."""
+    """Count the nodes of each operator, most frequent first, subgraphs included."""
     nodes = (node for graph in every_graph(model.graph) for node in graph.node)
     counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def dtype_name(elem_type: int) -> str:
-    """Return numpy's name of an ONNX element type ("float32"); "bfloat16" and "string" by name."""
+    """Return NumPy's name of an ONNX element type ("float32", "bfloat16"), "string" or "undefined"."""
     if elem_type == onnx.TensorProto.STRING:
         return "string"
     try:

@@ -1,7 +1,7 @@
 """In-place edits of an ONNX graph that several rewrites share.
 
-They edit protobuf messages, as do ONNX Runtime's quantizer, ONNX's converter and its shape inference, which
-alternate with the rewrites. CONTRIBUTING.md explains the cost of onnx-ir.
+The edits are on protobuf messages, because ONNX Runtime's quantizer, ONNX's converter and its shape inference
+run between the rewrites and use this form. CONTRIBUTING.md explains the cost of onnx-ir.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .onnx_checks import every_graph
 
 
 def refill(values: Any, items: Iterable[Any]) -> None:
-    """Replace the items of a repeated field; `items` may contain present ones."""
+    """Replace the items of a repeated field; `items` may include old ones."""
     items = list(items)
     del values[:]
     values.extend(items)
 
 
 def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Replace the nodes of a graph; `nodes` may contain present ones."""
+    """Replace the nodes of a graph, as `refill` does."""
     refill(graph.node, nodes)
 
 
@@ -51,14 +51,13 @@ def set_values(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
 
 
 def drop_attributes(node: onnx.NodeProto, *names: str) -> None:
-    """Remove these attributes of a node, if present."""
     for index in reversed(range(len(node.attribute))):
         if node.attribute[index].name in names:
             del node.attribute[index]
 
 
 def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> None:
-    """Turn numeric Constants into initializers and bypass Identity nodes of them, except `excluded` nodes."""
+    """Turn numeric Constants into initializers, and remove Identities of initializers, but not `excluded`."""
     stored = []
     for index, node in enumerate(graph.node):
         constant = None if node.name in excluded else constant_tensor(node)
@@ -81,7 +80,7 @@ def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> No
 
 
 def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None) -> None:
-    """Remove nodes of `operators`, or of ONNX's domain, without a consumer of an output, in subgraphs too."""
+    """Remove nodes of `operators` (default: of ONNX's domain) with unread outputs, also in subgraphs."""
     removed = True
     while removed:
         removed = False
@@ -99,16 +98,16 @@ def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None)
 
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> None:
-    """Remove initializers that are not an output and that no node reads, in subgraphs too."""
+    """Remove initializers that are not outputs and not read by a node, including nodes of subgraphs."""
     used = {value.name for value in graph.output}
     used |= {name for inner in every_graph(graph) for node in inner.node for name in node.input}
-    for index in reversed(range(len(graph.initializer))):  # in place, as a refill copies large weights
+    for index in reversed(range(len(graph.initializer))):  # in place: `refill` would copy large weights
         if graph.initializer[index].name not in used:
             del graph.initializer[index]
 
 
 def drop_initializer_inputs(model: onnx.ModelProto) -> None:
-    """Remove initializers from the list of inputs; files before IR version 4 contain them there."""
+    """Remove initializers from the list of inputs, where files before IR version 4 repeat them."""
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in stored]
     if len(inputs) != len(model.graph.input):
@@ -117,7 +116,7 @@ def drop_initializer_inputs(model: onnx.ModelProto) -> None:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort nodes topologically, with few changes of the order; inputs of subgraphs count."""
+    """Sort nodes topologically, with few changes of order; tensors read by subgraphs count as inputs."""
     made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     nodes = list(graph.node)
     producers_of = [
@@ -140,11 +139,11 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
 
 
 _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
-"""Output types that runtimes return and NumPy has; other floats are cast to float32, exactly."""
+"""Output types that runtimes return and NumPy has; tensors of other types are cast to float32."""
 
 
 def extract_tensors(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
-    """Reduce a model to the nodes that compute these tensors, its new outputs; return tensor to output."""
+    """Reduce a model to the nodes that compute these tensors; map each tensor to its output."""
     types, shapes = infer_types(model), infer_shapes(model)
     graph, new = model.graph, Names(model.graph)
     made_by = producers(graph)
@@ -169,7 +168,7 @@ def extract_tensors(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, s
         elem_type = onnx.TensorProto.DataType.Value(_AS_OUTPUT[kind])
         graph.output.append(onnx.helper.make_tensor_value_info(output, elem_type, shapes.get(name)))
         outputs[name] = output
-    # Remove unused inputs, and the noted types of removed tensors and of outputs.
+    # Remove unused inputs, and the `value_info` of removed tensors and of outputs.
     refill(graph.input, (value for value in graph.input if value.name in needed))
     inner = needed - {value.name for value in graph.output}
     refill(graph.value_info, (value for value in graph.value_info if value.name in inner))

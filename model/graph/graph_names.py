@@ -29,7 +29,7 @@ class Names:
         return _unique(base, self.taken)
 
     def stem(self, base: str) -> str:
-        """Return and reserve a prefix like `base` for a family of names: none begins with it and a slash."""
+        """Return and reserve a prefix like `base`; no present name begins with this prefix and a slash."""
         return _unique(base, self._stems)
 
 
@@ -48,7 +48,7 @@ def _names(graph: onnx.GraphProto) -> set[str]:
 
 
 def name_nodes(graph: onnx.GraphProto) -> bool:
-    """Rename each node without a name or with the name of an earlier node; return whether any changed."""
+    """Rename each node without a name or with the name of an earlier node; return whether a name changed."""
     taken = {node.name for node in graph.node}
     seen = {""}
     changed = False
@@ -62,7 +62,7 @@ def name_nodes(graph: onnx.GraphProto) -> bool:
 
 
 def rename_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Replace inputs by name in every node of a graph and its subgraphs."""
+    """Rename inputs of all nodes of a graph and its subgraphs; `names` maps old names to new ones."""
     for node in graph.node:
         for index, name in enumerate(node.input):
             if name in names:
@@ -77,8 +77,8 @@ _ALIAS = re.compile(r"<(\d+)>")
 class Aliases:
     """Aliases for the names of a model while a library edits it: `<0>`, `<1>`, ...
 
-    No alias begins or ends another, so names that a library derives from them (`<0>_scale`) match no name of
-    the model. `of` maps each name to its alias.
+    No alias begins or ends another, so a name that a library derives from an alias (`<0>_scale`) equals no
+    alias. `of` maps each name to its alias.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -89,11 +89,11 @@ class Aliases:
         _rename(model.graph, lambda name: self.of.get(name, name))
 
     def undo(self, model: onnx.ModelProto) -> None:
-        """Restore the names of a model; names derived from aliases become unique names with the originals."""
+        """Restore the original names, also inside of derived names, which are made unique."""
         _rename(model.graph, self._original)
 
     def text(self, words: str) -> str:
-        """Return a message of the library with the names of the model."""
+        """Return a message of the library with names in place of aliases."""
         return _ALIAS.sub(lambda match: self._names[int(match[1])], words)
 
     def _original(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Rules for the quantized graphs of a target; each runtime's folder defines its rules as data."""
+"""Rules for the quantized graphs of a target (a runtime or its family), defined in the runtime's folder."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Order = Literal["", "flat", "taps"]
 
 @dataclass(frozen=True)
 class SaturatingKernels:
-    """The order in which the kernels of each kind of layer pair products; "" if none saturates.
+    """For each kind of layer, the order in which integer kernels pair products (`saturating_kernels`).
 
-    Convolutions are dense, grouped, or depthwise: one channel in and out of each group. `products` are MatMul
-    and Gemm by a stored weight, `activations` MatMul of two activations. `dynamic` is MatMulInteger and
-    `recurrent` DynamicQuantizeLSTM.
+    The order is "" if no kernel saturates. Convolutions are dense, grouped, or depthwise (one channel in and
+    out of each group). `products` are MatMul and Gemm by a stored weight, `activations` are MatMuls of two
+    activations. `dynamic` is MatMulInteger, `recurrent` is DynamicQuantizeLSTM.
     """
 
     dense: Order = ""
@@ -55,25 +55,26 @@ class GraphRules:
 
     Attributes:
         weighted: Operators with weights and integer kernels.
-        zero_points: Activations with a zero point: all, none (symmetric int8), or "where free", those at no
-            cost (uint8); in that case, the other activations with negative values are symmetric int8.
+        zero_points: Which activations have a zero point: "all"; "none" (symmetric int8); or "where free":
+            if it costs nothing (uint8). Other activations with negative values are then symmetric int8.
         signed_on_arm: Whether activations are int8 on ARM.
         quantizes_bias: Whether a bias is int32; otherwise it is float.
         quantizes_chains: Whether operators between layers are quantized if integer kernels produce all their
-            inputs. Otherwise Q/DQ pairs are where TensorRT requires them: in front of layers and on the
-            residual branch of an Add; weights are stored in float, with a pair behind them.
+            inputs. Otherwise Q/DQ pairs are only where TensorRT requires them: before layers and on the
+            residual branch of an Add; weights are stored in float, followed by a pair.
         writes_floats: Whether every integer kernel writes float at no cost, so that only inputs of integer
-            kernels are quantized; otherwise only kernels of matrix products do.
-        slow_products: The runtime that multiplies two activations faster in float; "" if they are quantized.
+            kernels are quantized. Otherwise only kernels of matrix products write float.
+        slow_products: Name of the runtime, if it multiplies two activations faster in float; else "".
         gathers_by_vectors: Whether Gathers of activations need one-dimensional indices.
         opens_recurrences: Whether LSTM and GRU are decomposed into products, which can be quantized.
-        by_onnxruntime: Whether ONNX Runtime executes the graph. Rewrites then prevent some fusions, and it
-            reports the nodes that run in integers. Dynamic INT8 and blocks of weights need its operators.
-        reads_nbits: Whether it supports MatMulNBits, ONNX Runtime's operator for blocks of weights.
-        formats: Precisions of products beyond int8, int4, fp16 and bf16.
+        by_onnxruntime: Whether ONNX Runtime executes the graph. Rewrites then prevent some fusions, and ONNX
+            Runtime reports the nodes that run in integers. Dynamic INT8 and weights in blocks need its
+            operators.
+        reads_nbits: Whether the runtime supports MatMulNBits, ONNX Runtime's operator for weights in blocks.
+        formats: Further precisions of products, beyond int8, int4, fp16 and bf16.
         why_no_halves: Why the float layers of an INT8 graph cannot be in half precision; "" if they can.
-        saturates: Instruction set to its recorded kernels that add two products in 16 bits.
-        run: Runs a model on this machine, to probe for saturating kernels; None if none saturates.
+        saturates: For each instruction set, the kernels that add two products in 16 bits, as recorded.
+        run: Runs a model on this machine, to find saturating kernels; None if no kernel saturates.
     """
 
     weighted: frozenset[str] = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
@@ -94,7 +95,6 @@ class GraphRules:
 
     @property
     def symmetric(self) -> bool:
-        """Whether every activation is symmetric."""
         return self.zero_points == "none"
 
     def signed(self, isa: Isa) -> bool:
@@ -107,7 +107,7 @@ class GraphRules:
 
 
 def graph_target(engine: str) -> GraphTarget:
-    """Return the target of graphs for an engine; engines of one family share it."""
+    """Return the target of graphs for an engine; engines of one family share a target."""
     row = rows().get(engine)
     if row is None or not row.placed_for:
         raise _unknown(engine)
@@ -115,7 +115,6 @@ def graph_target(engine: str) -> GraphTarget:
 
 
 def graph_rules(target: GraphTarget) -> GraphRules:
-    """Return the rules for the graphs of a target."""
     if target not in GRAPH_TARGETS:
         raise _unknown(target)
     rules = rows()[target].load().rules

@@ -1,12 +1,12 @@
-"""Notes in an ONNX file about its inputs: suitable extents, their ranges, and the preprocessing of samples.
+"""Notes in an ONNX file about its inputs: extents (sizes of axes), their ranges, preprocessing of samples.
 
 `export` writes the extents of the traced example, and the limits that PyTorch found (`32 <= height <= 512`, a
-multiple of 8). The notes are JSON in the file's `metadata_props`, under `qcompile.inputs`. They include the
-preprocessing (`model.sources.preprocessing`), if known:
+multiple of 8). The notes are JSON in the file's `metadata_props`, under `qcompile.inputs`, for example:
 
     {"image": {"example": [2, 3, 64, 64], "axes": {"2": {"min": 32, "max": 512, "multiple": 8}}}}
 
-The entry is optional; a damaged entry is ignored.
+They include the preprocessing (`model.sources.preprocessing`), if known. The entry `qcompile.inputs` is
+optional; a damaged entry is ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AxisRange(msgspec.Struct, frozen=True, rename={"minimum": "min", "maximum"
     multiple: Annotated[int, Meta(ge=1, lt=1 << 31)] = 1
 
     def round_up(self, extent: int) -> int:
-        """Return `extent` rounded up to an allowed extent, or the largest allowed extent below it."""
+        """Return the least allowed extent from `extent` on, or else the largest allowed extent."""
         step = self.multiple
         lowest = -(-self.minimum // step) * step
         highest = None if self.maximum is None else self.maximum // step * step
@@ -53,8 +53,8 @@ class InputNote:
 
     Attributes:
         example: Extents of the example that the model was traced with.
-        axes: Axis to its range of extents, for dynamic axes with a range.
-        seen: Axis to the least, the median and the largest extent in batches of data, for dynamic axes.
+        axes: For each dynamic axis with a range, this range.
+        seen: For each dynamic axis, the least, the median and the largest extent in batches of data.
         preprocessing: How a sample becomes the input (see `model.sources.preprocessing`); None if unknown.
     """
 
@@ -64,7 +64,6 @@ class InputNote:
     seen: Mapping[int, tuple[_Extent, _Extent, _Extent]] | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return the form used in files and manifests."""
         fields = msgspec.to_builtins(self, str_keys=True)
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -96,7 +95,6 @@ def with_samples(
 
 
 def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
-    """Replace the notes in a model."""
     entries = [entry for entry in model.metadata_props if entry.key != KEY]
     del model.metadata_props[:]
     model.metadata_props.extend(entries)
@@ -106,7 +104,7 @@ def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
 
 
 def read_notes(model: onnx.ModelProto) -> dict[str, InputNote]:
-    """Return input name to its note in the file; empty without readable notes."""
+    """Map each input to its note in the file; empty without readable notes."""
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "")
     try:
         return msgspec.json.decode(text, type=dict[str, InputNote])

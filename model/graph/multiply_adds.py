@@ -1,12 +1,12 @@
-"""Count the multiply-adds of each node, the weight of a layer in the verification of precision.
+"""Count the multiply-adds of each node, which measure a layer's share when precisions are verified.
 
-Extents come from ONNX's shape inference, for inputs of the extents in the file's notes (`input_notes`) and 1
-for every other dynamic axis. One multiply-add is one product added to a sum.
+Shapes come from ONNX's shape inference. Inputs have the shapes in the file's notes (`input_notes`), or else 1
+for each dynamic axis. One multiply-add is one product added to a sum.
 
 `tensor_core_advice` lists sizes that do not fit Tensor Cores, for `inspect --nodes`. Channels of a Conv,
 and K and N of products of M x K by K x N, should be multiples of 16 bytes (NVIDIA, "Matrix Multiplication
-Background User's Guide"); TensorRT's "Best Practices" recommend 32 for INT8, and pad other sizes implicitly.
-The advice is computed, not measured: cuBLAS 11 and later run other sizes too, less efficiently.
+Background User's Guide"). TensorRT's "Best Practices" recommend multiples of 32 for INT8; TensorRT pads other
+sizes. The advice is computed, not measured: cuBLAS 11 and later run other sizes too, less efficiently.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
-    """Return node name to its multiply-adds, for the nodes of the main graph that multiply.
+    """Return the multiply-adds of the nodes of the main graph that multiply, by name.
 
-    Nodes without inferable extents, and nodes in subgraphs, are left out. Weights need not be loaded.
+    Nodes without an inferable shape are left out. Weights need not be loaded.
     """
     shapes = known_shapes(model)
     counts = [(node.name, _count(node, shapes)) for node in model.graph.node]
@@ -47,7 +47,7 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def format_layers(layers: Mapping[str, str], share: Mapping[str, float]) -> str:
-    """Return layers with their shares and reasons as text, the largest share first."""
+    """Return up to 8 layers with their shares and reasons as text, the largest share first."""
     ordered = sorted(layers, key=lambda name: -share.get(name, 0.0))
     texts = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:_SHOWN]]
     more = f" and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else ""
@@ -55,7 +55,7 @@ def format_layers(layers: Mapping[str, str], share: Mapping[str, float]) -> str:
 
 
 def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict[str, float], str]:
-    """Return the share of each layer, and the unit: "multiply-adds", or "layers" if a count is missing."""
+    """Return the share of each layer, and the unit; layers have equal shares if a count is missing."""
     counted = all(name in multiply_adds for name in names)
     total = sum(multiply_adds[name] for name in names) if counted else 0
     if not total:
@@ -64,7 +64,7 @@ def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict
 
 
 def known_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape] | None = None) -> dict[str, Shape]:
-    """Return tensor name to shape, if all extents are known, for the shapes of `inputs` or of the example."""
+    """Map each tensor with known extents to its shape, for inputs of the shapes `inputs`, or as noted."""
     light = without_weights(model)
     notes = read_notes(model)
     examples = dict(inputs or {})
@@ -90,7 +90,7 @@ def known_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape] | None = No
 
 
 def _bind(model: onnx.ModelProto, symbols: Mapping[str, int]) -> None:
-    """Evaluate noted extents such as `2*batch`; remove notes with unknown extents, and shapes of outputs."""
+    """Evaluate extents such as `2*batch` in `value_info`; remove unknown ones, and output shapes."""
     bound = []
     for value in model.graph.value_info:
         dims = value.type.tensor_type.shape.dim
@@ -142,16 +142,16 @@ def _count(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
 ALIGNMENT: Mapping[str, int] = {
     "tf32": 4, "fp16": 8, "bf16": 8, "int8": 16, "fp8": 16, "mxfp8": 16, "int4": 32, "nvfp4": 32,
 }  # fmt: skip
-"""Precision to the number of values in 16 bytes; sizes should be multiples of it."""
+"""For each precision, the number of values in 16 bytes; sizes should be multiples of this number."""
 
 Shapes = Mapping[str, tuple[int | str, ...]]
 
 
 def tensor_core_advice(model: onnx.ModelProto, precision: str = "fp16") -> dict[str, str]:
-    """Return node name to the padding of its sizes, for nodes that multiply.
+    """Map each node that multiplies to a text on padding its sizes K and N (in one group of a Conv).
 
-    "fits"; "depthwise", for which padding gains nothing; or "K 3 -> 8, 62.5% zeros": the next multiples of a
-    group's sizes, and the share of zeros in the padded multiply-adds.
+    The text is "fits"; "depthwise" (padding gains nothing); or for example "K 3 -> 8, 62.5% zeros": the next
+    multiple, and the share of zeros in the padded multiply-adds.
     """
     stored = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     shapes: Shapes = {**infer_shapes(without_weights(model)), **stored}
@@ -170,7 +170,7 @@ def tensor_core_advice(model: onnx.ModelProto, precision: str = "fp16") -> dict[
 
 
 def _sizes(node: onnx.NodeProto, shapes: Shapes) -> dict[str, int | str] | None:
-    """Return K and N of a node, a text for a dynamic axis; None for other operators."""
+    """Return K and N of a node (a text for a dynamic axis); None for other operators and unknown shapes."""
     data, weight = (shapes.get(name, ()) for name in (*node.input[:2], "", "")[:2])
     if node.op_type in ("Conv", "ConvInteger") and len(weight) > 2 and isinstance(weight[0], int):
         return {"K": weight[1], "N": weight[0] // attribute(node, "group", 1)}

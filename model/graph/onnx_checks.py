@@ -1,10 +1,10 @@
 """Reject ONNX models that are damaged or that qcompile does not support, before other code reads them.
 
-ONNX's checker runs on a copy without weights. This module adds checks that it lacks and that Python readers
-depend on: texts are UTF-8, versions are supported, inputs are tensors, stored tensors are complete. Declared
+ONNX's checker runs on a copy without weights. This module adds checks that the checker lacks and that readers
+need: texts are UTF-8, versions are supported, inputs are tensors, stored tensors are complete. Declared
 extents and offsets are compared with the data before any code allocates memory or opens a file. External data
-must be in a regular file inside the model's folder, and no link may lead out of it: a stranger's model must
-not make us read `/etc/passwd`. A watched child process (`core/processes/`) handles files that crash a parser.
+must be in a regular file inside the model's folder, and no link may lead out of this folder: a stranger's
+model must not make qcompile read `/etc/passwd`. A file that crashes a parser ends only a child process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...errors import ModelError
 from .. import onnx
 
 MOST_INPUT_VALUES = 1 << 28
-"""Limit of the values of one input of fixed shape: 1 GiB of float32. Random input takes three times that."""
+"""Largest number of values in a fixed-shape input: 1 GiB of float32. Random input takes 3 GiB to make."""
 _UNKNOWN_OPERATOR = "No Op registered for"
 """Message of ONNX's checker for TensorRT's plugins, which use ONNX's domain."""
 _LONGEST = 300
@@ -37,7 +37,7 @@ _BESIDE = "keep the data file in the folder of the model; a link must not lead o
 
 
 class ModelProblem(Exception):
-    """A problem of a model, and a hint; `check_model` gives its general hint in place of an empty one."""
+    """A problem of a model, and a hint; if the hint is empty, `check_model` gives a general one."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -94,7 +94,7 @@ def every_tensor(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
-    """Check a tensor's declarations against its data; `folder` is the model's, with links resolved."""
+    """Check a tensor's declarations against its data; `folder` is the model's folder, with links resolved."""
     kind, subject = tensor.data_type, f"tensor {tensor.name!r}"
     if not kind or kind not in onnx.TensorProto.DataType.values():
         raise ModelProblem(f"{subject} has the unknown element type {kind}")
@@ -122,7 +122,7 @@ def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
 
 
 def stored_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size of a tensor's values as raw bytes; types of less than 8 bits are packed."""
+    """Return the size of a tensor's raw data in bytes; types of less than 8 bits are packed."""
     name = onnx.TensorProto.DataType.Name(tensor.data_type)
     width = _NARROW_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     bits: int = math.prod(tensor.dims) * width
@@ -130,7 +130,7 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def _locate_external(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """Return the file of a tensor's external data, and their offset and size in bytes."""
+    """Return the file of a tensor's external data, and the offset and size of the data in bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) < len(tensor.external_data):
         raise ModelProblem(f"tensor {tensor.name!r} repeats a key of its external data")
@@ -159,7 +159,7 @@ def _locate_external(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int,
 
 
 def external_path(location: str, folder: Path) -> Path | str:
-    """Return the file at a location in a folder without links, or a text on why it may not be read."""
+    """Return the file at a location in `folder` (links resolved), or the reason why it may not be read."""
     if not location or "\0" in location:
         return "names no file"
     posix, windows = PurePosixPath(location), PureWindowsPath(location)
@@ -179,8 +179,11 @@ def external_path(location: str, folder: Path) -> Path | str:
 
 
 def hide_group_normalizations(model: onnx.ModelProto) -> None:
-    """Replace each GroupNormalization by an Identity, for ONNX's tools (1.23): in opsets 18 to 20, which ONNX
-    Runtime supports, the checker rejects it as deprecated, and shape inference finds no shapes behind it."""
+    """Replace each GroupNormalization by an Identity, for ONNX's tools (1.23).
+
+    In opsets 18 to 20, which ONNX Runtime supports, the checker rejects GroupNormalization as deprecated, and
+    shape inference finds no shapes after it.
+    """
     for node in every_node(model):
         if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"):
             node.op_type = "Identity"  # of the same type and shape
@@ -188,10 +191,10 @@ def hide_group_normalizations(model: onnx.ModelProto) -> None:
 
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
-    """Return the files beside an ONNX file with its external data."""
+    """Return the other files with an ONNX file's external data."""
     external = (t for t in every_tensor(model) if t.data_location == onnx.TensorProto.EXTERNAL)
     files = {path.resolve().parent / location(tensor) for tensor in external}
-    return sorted(files - {path.resolve()})  # a weightless model refers to the file itself
+    return sorted(files - {path.resolve()})  # weights that are not loaded refer to the file itself
 
 
 def location(tensor: onnx.TensorProto) -> str:
@@ -200,7 +203,7 @@ def location(tensor: onnx.TensorProto) -> str:
 
 
 def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
-    """Return the raw data of a tensor from its external file, as they are now."""
+    """Return the raw data of a tensor from its external file."""
     target, offset, required = _locate_external(tensor, folder)
     with target.open("rb") as file:
         file.seek(offset)

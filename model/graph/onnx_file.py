@@ -1,9 +1,10 @@
 """An ONNX model in memory: parsed once, passed from stage to stage, written once.
 
-Large weights remain in the file: it is mapped and parsed as protobuf's wire format, skipping their bytes. A
-file of gigabytes costs no more than its graph until a stage reads weights. Models over 2 GB, protobuf's
-limit, have weights in `NAME.onnx.data` beside the file. The model is a protobuf message, as ONNX Runtime,
-onnxsim, ONNX's converter and its shape inference take it; CONTRIBUTING.md explains the cost of onnx-ir.
+Large weights remain in the file. It is mapped, and parsed as protobuf's wire format without the bytes of
+weights: a file of gigabytes takes no more memory than its graph until a stage reads weights. Models over 2
+GB, protobuf's limit, have weights in `NAME.onnx.data` beside the file. The model is a protobuf message,
+because ONNX Runtime, onnxsim, ONNX's converter and its shape inference require one; CONTRIBUTING.md explains
+the cost of onnx-ir.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Graph:
         model: The graph; large weights refer to the file as external data (location, offset, length), until
             `load` reads them.
         path: The file that the model was read from; messages name it.
-        is_file: Whether the file still equals the graph, so that a runtime can read it.
-        beside: Files beside it that contained weights when it was read.
+        is_file: Whether the file still equals the graph, so that a runtime can read the file.
+        beside: Other files that contained weights when the model was read.
     """
 
     _INDEX = ("producers", "consumers", "stored", "pinned", "types", "shapes")
@@ -79,12 +80,12 @@ class Graph:
 
     @cached_property
     def consumers(self) -> dict[str, list[onnx.NodeProto]]:
-        """Tensor name to the nodes of the outermost graph that read it."""
+        """For each tensor, the nodes of the outermost graph that read it."""
         return graph.consumers(self.model.graph)
 
     @cached_property
     def stored(self) -> dict[str, onnx.TensorProto]:
-        """Name to initializer."""
+        """Initializers by name."""
         return {tensor.name: tensor for tensor in self.model.graph.initializer}
 
     @cached_property
@@ -100,7 +101,7 @@ class Graph:
         return graph.infer_shapes(self.model)
 
     def is_private(self, name: str) -> bool:
-        """Return whether a tensor has one reader, a node that reads it once."""
+        """Return whether one input of one node is the only use of a tensor."""
         reads = sum([*node.input].count(name) for node in self.consumers.get(name, ()))
         return name not in self.pinned and reads == 1
 
@@ -119,7 +120,7 @@ class Graph:
         self.is_file = False
 
     def remove(self, *nodes: onnx.NodeProto) -> None:
-        """Remove nodes whose outputs have no consumer; update the index."""
+        """Remove nodes with unread outputs; update the index."""
         for node in nodes:
             self.set_inputs(node)
             for name in node.output:
@@ -135,16 +136,15 @@ class Graph:
             self.__dict__.pop(name, None)
 
     def load(self, *, beside: bool = True) -> onnx.ModelProto:
-        """Return the model with its weights read in; without `beside`, only those in its file."""
+        """Read the weights, and return the model; without `beside`, only weights in the source file."""
         add_external_data(self.model, self.path, beside=beside)
         return self.model
 
     def copy(self) -> Graph:
-        """Return a copy to edit."""
         return Graph(copy_model(self.model), self.path)
 
     def digest(self) -> str:
-        """Return the digest of the file that it was read from, including external data."""
+        """Return the digest of the source file and its external data."""
         missing = [file for file in self.beside if not file.is_file()]
         if missing:
             raise ModelError(
@@ -160,7 +160,7 @@ class Graph:
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """Yield a file of the graph for a runtime: its source file if unchanged, or a temporary one."""
+        """Yield a file of the graph for a runtime: its source file if unchanged, else a temporary file."""
         if self.is_file:
             yield self.path
             return
@@ -183,7 +183,7 @@ class Graph:
 
 
 def read_graph(path: Path) -> Graph:
-    """Read and check a file without its large weights, and rewrite it in plain forms (`plain_forms`)."""
+    """Read and check a file without its large weights; rewrite the model in plain forms (`plain_forms`)."""
     from google.protobuf.message import DecodeError
 
     checked_input(path, what="model")
@@ -207,7 +207,7 @@ def read_graph(path: Path) -> Graph:
 
 @contextmanager
 def report_as_defect(source: Path, step: str = "qcompile", file: Path | None = None) -> Iterator[None]:
-    """Report a ModelError in the block, for a graph that a step made of `source`, as a defect of qcompile."""
+    """Report a ModelError in the `with` block as a defect of qcompile; `step` made the graph of `source`."""
     try:
         yield
     except ModelError as error:
@@ -251,7 +251,7 @@ def _read_tensor(tensor: onnx.TensorProto, content: Buffer, start: int, end: int
             raw_data = value, field_end - value
         else:
             tensor.MergeFromString(content[field_start:field_end])
-    if raw_data is not None:  # set last, as the last value counts: the file may set `data_location: DEFAULT`
+    if raw_data is not None:  # set last, because the file may set `data_location: DEFAULT`
         tensor.data_location = tensor.EXTERNAL
         for key, text in (("location", name), ("offset", raw_data[0]), ("length", raw_data[1])):
             tensor.external_data.add(key=key, value=str(text))
@@ -293,11 +293,11 @@ def _varint(content: Buffer, position: int) -> tuple[int, int]:
 
 
 EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
-"""Weights from this size on go to a side file: 2 GB, protobuf's limit, less 64 MiB for the graph."""
+"""Weights over this size go to a second file: 2 GB, protobuf's limit, less 64 MiB for the graph."""
 
 
 def add_external_data(model: onnx.ModelProto, path: Path, *, beside: bool = True) -> None:
-    """Read the external weights of a model from its file, and from files `beside` it, into the model."""
+    """Read external weights into a model: those in its source file and, with `beside`, in others."""
     message, hint = f"{path}: its external data cannot be read", "keep the data file beside the model"
     for tensor in every_tensor(model):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -349,7 +349,7 @@ def write_whole(model: onnx.ModelProto, path: Path) -> None:
 
 
 def write_behind_graph(model: onnx.ModelProto, path: Path) -> None:
-    """Rewrite the fields behind the graph, such as metadata, in a file of `write_whole`."""
+    """Rewrite the fields after the graph, such as metadata, in a file of `write_whole`."""
     with path.open("r+b") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = next(end for number, *_, end in _fields(content, 0, len(content)) if number == _GRAPH)
@@ -384,7 +384,7 @@ def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
 
 
 def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy; initializers one by one, as protobuf cannot copy a message over 2 GB."""
+    """Return a copy; initializers are copied singly, because protobuf cannot copy a message over 2 GB."""
     copy = copy_weightless(model)
     for tensor in model.graph.initializer:
         copy.graph.initializer.add().CopyFrom(tensor)

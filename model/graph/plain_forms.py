@@ -1,22 +1,22 @@
 """Rewrite legal ONNX that readers misinterpret into plain forms, without a change of the results.
 
-1. Extents of -1 become free. ONNX declares free extents by a name or by nothing (onnx.proto3,
-   TensorShapeProto); paddle2onnx and others write -1, and ONNX Runtime reads it as free.
+1. Extents of -1 become free. In ONNX a free extent has a name or no value (onnx.proto3, TensorShapeProto);
+   paddle2onnx and others write -1, which ONNX Runtime reads as free.
 2. Calls of the model's functions become the nodes of their bodies. ONNX's inliner (1.23) loses default
-   attributes, which are copied to the calls first, and imports of functions alone, which are added again.
-3. ONNX ignores windows of a pool that start behind the input; its shape inference (1.23), OpenVINO and
-   TensorRT count them. Pads that end with the last window mean the same to all:
+   attributes, which are copied to the calls first, and opset imports of functions, which are added again.
+3. ONNX ignores windows of a pool that start after the end of the input; its shape inference (1.23), OpenVINO
+   and TensorRT count these windows. Pads that end with the last window mean the same to all readers:
 
     MaxPool <ceil_mode=1, kernel_shape=[2], strides=[3], pads=[1,1]> (x [n,c,5])
     becomes
     MaxPool <kernel_shape=[2], strides=[3], pads=[1,0]> (x [n,c,5])
 
-4. The required output extents of a ConvTranspose become pads: shape inference applies `output_shape` to all
-   axes, and counts `output_padding` in addition to `auto_pad`.
-5. Outputs without a type or shape get the inferred ones. Inputs without a shape get the first rank of 2 to 6,
-   1 and 0 that causes no contradiction in inference.
+4. `output_shape` and `auto_pad` of a ConvTranspose become pads, because shape inference applies
+   `output_shape` to all axes, and counts `output_padding` in addition to `auto_pad`.
+5. Outputs without a type or shape get the inferred ones. An input without a shape gets the first of the ranks
+   2 to 6, 1 and 0 that does not contradict inference.
 6. Sparse initializers become dense, as in ONNX Runtime's memory.
-7. The graph gets a name, and each domain, ONNX's included, one opset import. Empty names at the end of
+7. The graph gets a name. Each domain, also ONNX's, gets exactly one opset import. Empty names at the end of
    inputs and outputs, and `value_info` without an element type, are removed.
 """
 
@@ -185,7 +185,7 @@ def _domain(name: str) -> str:
 
 
 def _write_pads(model: onnx.ModelProto) -> bool:
-    """Rewrite pads so that no window starts behind the input; correct declared shapes that were mistaken."""
+    """Write pads that all readers understand alike; correct declared shapes that were misread."""
     nodes = [node for graph in every_graph(model.graph) for node in graph.node if _is_mistaken(node)]
     if not nodes:
         return False
@@ -213,7 +213,7 @@ def _is_mistaken(node: onnx.NodeProto) -> bool:
 
 
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, Extents]:
-    """Return the inferred shapes of a model and its subgraphs, whatever they declare."""
+    """Return the inferred shapes of a model and its subgraphs, without regard to declared ones."""
     light = without_weights(model)
     for graph in every_graph(light.graph):
         del graph.value_info[:]
@@ -259,7 +259,7 @@ def _pad_pool(
         return False
     pads = attribute(node, "pads") or [0] * (2 * len(extents))
     begins, ends = pads[: len(extents)], list(pads[len(extents) :])
-    needed: list[int | None] = []  # values behind the input that the last window reads
+    needed: list[int | None] = []  # values after the input that the last window reads
     for axis, extent in enumerate(extents):
         if isinstance(extent, str):
             needed.append(None)
@@ -272,7 +272,7 @@ def _pad_pool(
             ends[axis] = needed[-1]
     if ends == pads[len(extents) :]:
         return False
-    if min(ends) < 0:  # no pads would do with ceil_mode, which is removed
+    if min(ends) < 0:  # ceil_mode must be removed, because no pads are right with it
         if None in needed:
             return False
         longer = any(need > end for need, end in zip(needed, pads[len(extents) :], strict=True))

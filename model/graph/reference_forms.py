@@ -1,20 +1,20 @@
-"""Forms of a quantized graph that show the exact results of its integers, and the cost of rounding.
+"""Rewritten copies of a quantized graph: with exact integers, without rounding, or in half precision.
 
-`without_saturation` returns the graph with the results that it defines. Kernels for AVX2 add two products of
-uint8 and int8 in 16 bits, which overflow; they add products of uint8 and uint8 exactly. Q/DQ pairs need no
-other form: a session without integer kernels rounds floats (`session_options(integers=False)`).
+`without_saturation` returns a graph with the results that ONNX defines. Kernels for AVX2 add two products of
+uint8 and int8 in 16 bits, which overflow; they add products of uint8 and uint8 exactly. Q/DQ pairs remain,
+because a session without integer kernels computes them in floats (`session_options(integers=False)`).
 
     MatMulInteger(x, int8 w, zx, zw)        becomes     MatMulInteger(x, uint8 w + 128, zx, zw + 128)
 
-`without_roundings` returns the graph with activations clipped to their ranges, and not rounded. Weights are
-unchanged.
+`without_roundings` returns a graph with activations that are clipped to their ranges, but not rounded.
+Weights retain their quantized values.
 
     x ─ QuantizeLinear ─ DequantizeLinear ─    becomes    x ─ Max(low) ─ Min(high) ─
     x ─ DynamicQuantizeLinear ─ MatMulInteger(w)  becomes  x ─ MatMul(float w - zw), with scale 1 of x
     DynamicQuantizeLSTM(x, w, r)            becomes     LSTM(x, (w - zw) * sw, (r - zr) * sr)
 
-`with_halves` returns the graph as a runtime computes it in half precision in place of float32: it rounds
-outputs of nodes and weights of products.
+`with_halves` imitates a runtime that computes in half precision in place of float32: the graph rounds outputs
+of nodes, and weights of products.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _FLOAT_FORMS: Mapping[str, tuple[str, Mapping[int, tuple[int, int]], Sequence[in
     "QAttention": ("Attention", {1: (4, 7)}, (0, 1, 2, 5, 8)),
     _LSTM: ("LSTM", {1: (8, 9), 2: (10, 11)}, range(8)),
 }
-"""Operator to its float operator, weight index to (scale index, zero point index), and operand indices."""
+"""For each operator: its float operator; indices of each weight, with its scale and zero point; operands."""
 _SATURATING = {
     operator: [(weight, zero_point) for weight, (_, zero_point) in weights.items()]
     for operator, (_, weights, _) in _FLOAT_FORMS.items()
 } | {"DynamicQuantizeMatMul": [(1, 3)]}
-"""Operator to (weight index, zero point index) pairs."""
+"""For each operator, the indices of each weight and its zero point."""
 _RANDOM = frozenset(["Multinomial", "Bernoulli"])
 
 _HALVES = {"fp16": 10, "bf16": 16}
@@ -74,7 +74,6 @@ Stored = Mapping[str, "onnx.TensorProto"]
 
 
 def rounds_activations(model: onnx.ModelProto) -> bool:
-    """Return whether a graph quantizes activations."""
     rounding = ("QuantizeLinear", "DynamicQuantizeLinear", *_SATURATING)
     return any(node.op_type in rounding for graph in every_graph(model.graph) for node in graph.node)
 
@@ -95,7 +94,7 @@ def is_random(model: onnx.ModelProto) -> bool:
 
 
 def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with uint8 weights where int8 kernels saturate; without such nodes the model itself."""
+    """Return a copy with uint8 in place of int8 weights; if no operator saturates, the model itself."""
     if not any(node.op_type in _SATURATING for node in model.graph.node):
         return model
     result = copy_model(model)
@@ -123,7 +122,7 @@ def _shifted(graph: onnx.GraphProto, stored: Stored, name: str, names: Names) ->
 
 
 def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
-    """Return a copy that rounds float32 to "fp16" or "bf16" (see the module); Q/DQ pairs are unchanged."""
+    """Return a copy that rounds float32 to "fp16" or "bf16" (see above); Q/DQ pairs are unchanged."""
     result = copy_model(model)
     graph = result.graph
     store_constants(graph)
@@ -159,9 +158,9 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
 
 
 def _split(graph: onnx.GraphProto, value: str, output: str, stem: str) -> list[onnx.NodeProto]:
-    """Round to bfloat16 without a Cast (Veltkamp's split): w − (w − y) has 8 bits of y, where w = 65537 y.
+    """Round x to bfloat16 without a Cast (Veltkamp's split): w − (w − y) has 8 bits of y, where w = 65537 y.
 
-    No product of y = x / 2^17 overflows. Infinities are clipped, and become infinite again.
+    Because y = x / 2^17, no product overflows. Infinities are clipped, and become infinite again.
     """
     scaled, y, w, error, split = (f"{stem}/{part}" for part in ("scaled", "within", "wide", "rest", "split"))
     factors = [
@@ -179,7 +178,7 @@ def _split(graph: onnx.GraphProto, value: str, output: str, stem: str) -> list[o
 
 
 def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy that does not round activations, except in pairs without a stored scale of one value."""
+    """Return a copy that does not round activations; pairs without a stored scale of one value remain."""
     result = copy_model(model)
     graph = result.graph
     store_constants(graph)
@@ -230,7 +229,7 @@ def _limits(
         return None
     kind = int(attribute(quantize, "output_dtype", 0)) or int(onnx.TensorProto.UINT8)
     dtype = written[1].dtype if len(written) > 1 else onnx.helper.tensor_dtype_to_np_dtype(kind)
-    if dtype.kind not in "iu":  # float8, or 4 bits, which NumPy lacks
+    if dtype.kind not in "iu":  # float8, or 4 bits, which NumPy lacks: not clipped
         return np.float32(-np.inf).astype(written[0].dtype), np.float32(np.inf).astype(written[0].dtype)
     scale, zero = written[0].reshape(()), int(written[1].item()) if len(written) > 1 else 0
     ends = (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -270,10 +269,10 @@ def _float_form(
 
 
 def _dequantized(stored: Stored, node: onnx.NodeProto, names: Sequence[str]) -> NDArray[Any]:
-    """Return (w - zero point) * scale as float32; both are scalars or along an axis.
+    """Return (w - zero point) * scale as float32; `names` are those of w, the scale and the zero point.
 
-    For an LSTM they are [directions] or [directions, 4 * hidden], and the last two axes of the weights
-    [directions, inputs, 4 * hidden] are swapped. `names` are of the weight, the scale and the zero point.
+    The scale and the zero point are scalars or vary along one axis. For an LSTM, they are [directions] or
+    [directions, 4 * hidden]; the last two axes of its weights [directions, inputs, 4 * hidden] are swapped.
     """
     name, scale, zero_point = names
     weight, is_lstm = tensor_values(stored[name]).astype(np.float32), node.op_type == _LSTM

@@ -1,15 +1,15 @@
-"""Which integer kernels of a runtime add two products in 16 bits, and which products they pair.
+"""Find integer kernels of a runtime that add two products in 16 bits, and the products that they pair.
 
-x86 without VNNI multiplies uint8 by int8 with `vpmaddubsw`: two neighbouring products are added in int16,
-which saturates at 32,767, before summation in int32: 2 * 255 * 127 = 64,770 becomes 32,767.
-The order in which a kernel reads weights determines the neighbours:
+x86 processors without VNNI multiply uint8 by int8 with `vpmaddubsw`, which adds two neighbouring products in
+int16, before summation in int32. The int16 sum saturates: 2 * 255 * 127 = 64,770 becomes 32,767. The order in
+which a kernel reads weights determines the neighbours:
 
-    flat    kernel positions, then channels: (0, 1), (2, 3), ... of all; pairs may cross positions
-    taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel is alone
+    flat    all channels of one kernel position, then of the next; pairs may cross positions
+    taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel has no pair
 
 `probe` runs a layer of each kind on this processor, with activations of 255 and two weights of 127 in each
-output channel, at positions that only one of the orders pairs. For other instruction sets, recordings of the
-same probe apply.
+output channel. Saturated sums show the pairs. For other instruction sets, recorded results of the probe
+apply.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Feeds = Mapping[str, NDArray[Any]]
 def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
     """Return the saturating kernels on an instruction set (not "auto"), probed if it is this processor's.
 
-    If none saturates here, the recording applies: a file must be right on every processor with the set.
+    If the probe finds none, recorded kernels apply: a file must be right on every processor with the set.
     """
     rules = graph_rules(target)
     is_here = isa == isa_here() and rules.run is not None and not rows()[target].load()().why_not_run()
@@ -55,12 +55,12 @@ def probe(target: GraphTarget) -> SaturatingKernels:
 
 
 _PAIRS = ((0, 1), (2, 3), (3, 4), (1, 4))
-"""Positions of the two weights in each output channel, of three input channels and two kernel positions:
-paired in both orders, in "flat" alone, in "taps" alone, in neither."""
+"""Indices of the two weights in each of four output channels, among two kernel positions of three channels.
+They are paired in both orders, only in "flat", only in "taps", and in neither."""
 
 
 def _order(values: NDArray[Any]) -> Order:
-    """Return the order that sums of the first four output channels show; they are equal if none saturates."""
+    """Return the order that sums of the first four output channels show; equal sums show no saturation."""
     sums = values.reshape(-1)
     both, flat, taps = (bool(value < 0.75 * sums[3]) for value in sums[:3])
     if flat or taps:
@@ -93,7 +93,7 @@ _DYNAMIC = """
 
 
 def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
-    """Return a model with a layer of each kind between Q/DQ of scale 1, and its inputs, all 255."""
+    """Return a model with a layer of each kind after Q/DQ of scale 1, and its inputs; activations are 255."""
     flat = _weights()
     dense = flat.reshape(4, 2, 3).transpose(0, 2, 1)  # [out, channel, position]
     layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...]]] = {
@@ -118,10 +118,10 @@ def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
 
 
 def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
-    """Return MatMulInteger and an LSTM, with weights in the cell gates; small sums make its tanh linear."""
+    """Return a model with MatMulInteger and an LSTM, and its inputs; small scales make tanh linear."""
     flat = _weights()
     gates = np.zeros((1, 6, 4, 4), np.int8)
-    gates[0, :, 3] = flat.T  # ONNX's order of gates: input, output, forget, cell
+    gates[0, :, 3] = flat.T  # the cell gates; ONNX's order is input, output, forget, cell
     stored = {
         "weights": flat.T, "zero": np.uint8(0), "none": np.zeros(1, np.int8),
         "W": gates.reshape(1, 6, 16), "R": np.zeros((1, 4, 16), np.int8),
@@ -144,7 +144,7 @@ def _model(body: str, stored: Mapping[str, Any], feeds: _Feeds, outputs: Iterabl
 
 
 def overflows(graph: onnx.ModelProto, node: onnx.NodeProto) -> bool:
-    """Return whether two neighbouring products of a layer can overflow int16: 255 times both weights."""
+    """Return whether two neighbouring products of a layer, with activations of 255, can overflow int16."""
     stored = {tensor.name: tensor for tensor in graph.graph.initializer}
     made_by = producers(graph.graph)
     for name in node.input[1:3] if "LSTM" in node.op_type else node.input[1:2]:

@@ -1,13 +1,14 @@
 """Remove stack traces and absolute paths of the exporting machine from an ONNX model.
 
-Module paths (`layer4.1.conv2`) remain, as errors name them. Classes remain under the name of their file:
-`module_name` makes a unique name for the module of a user's file (`qcompile_source_3f9c01ab77de_net`, in a
-package `qcompile_source_81c8a3d64e0f_zoo.net`), and `with_file_names` restores the file's name, so that two
+Module paths (`layer4.1.conv2`) remain, because errors name them. So do classes, after the name of their file.
+`module_name` makes a unique name for the module of a user's file (`qcompile_source_3f9c01ab77de_net`; in a
+package, `qcompile_source_81c8a3d64e0f_zoo.net`). `with_file_names` restores the file's name, so that two
 machines write the same bytes.
 
-`map_folder`, `path_there` and `path_here` map a folder that has another path on the machine of a recipe,
-as on a worker of a cluster. An ONNX file names its tokenizer's folder by the path on the recipe's machine;
-readers of the tokenizer, also in child processes, use the folder here in its place.
+`map_folder`, `path_there` and `path_here` map a folder that has another path on the machine with the recipe
+(the configuration of a run) than on this one, such as a worker of a cluster. An ONNX file names its
+tokenizer's folder by the path on the recipe's machine; readers of the tokenizer, also in child processes, use
+the local path.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RELATIVE = re.compile(rb"^[ \t]*from[ \t]+(\.+)", re.MULTILINE)
 def packages_around(path: Path) -> tuple[Path, ...]:
     """Return the packages, outermost first, in which the relative imports of a file start, if it has any.
 
-    The dots of the imports determine the depth; further folders count if they contain `__init__.py`.
+    The dots of the imports determine the depth; further parent folders with `__init__.py` count, too.
     """
     depth = max((len(match[1]) for match in _RELATIVE.finditer(path.read_bytes())), default=0)
     folders = list(path.parents)
@@ -75,7 +76,7 @@ _PATH = re.compile(
 def strip_source_paths(model: onnx.ModelProto) -> bool:
     """Remove stack traces and, in metadata and doc strings, folders of paths; return whether any existed.
 
-    Modules imported from files get the names of these. Names of nodes, tensors and functions do not change.
+    Names of modules become those of their files. Names of nodes, tensors and functions do not change.
     """
     graphs = list(graphs_of(model))
     holders: list[Any] = [model, *graphs, *model.functions, *every_node(model)]
@@ -110,7 +111,7 @@ _VARIABLE = "QCOMPILE_MOVED"
 
 @contextmanager
 def map_folder(original: str, local: Path) -> Iterator[None]:
-    """Map `original`, an absolute path on the recipe's machine, to `local` in the block; "" maps nothing."""
+    """In the block, map `original`, a path on the recipe's machine, to `local`; an empty one maps nothing."""
     before = os.environ.get(_VARIABLE)
     if original:
         os.environ[_VARIABLE] = json.dumps([original, str(local.resolve())])
@@ -130,7 +131,7 @@ def path_there(path: Path) -> str:
 
 
 def path_here(path: str) -> str:
-    """Reverse `path_there`; a path outside of the mapped folder, or without a file here, is unchanged."""
+    """Reverse `path_there`; a path outside of the mapped folder, or of no file here, is unchanged."""
     swapped = _swap_folder(path, *_folders())
     return swapped if os.path.exists(swapped) else path
 
