@@ -131,7 +131,7 @@ def _folder() -> Path:
 @contextlib.contextmanager
 def _new_place() -> Iterator[Path]:
     """Yield a path to write to; remove it after the block unless it was renamed."""
-    place = _folder() / f"new-{next(_NUMBERS)}"
+    place = _folder() / f"new-{os.getpid()}-{next(_NUMBERS)}"  # a fork writes to the same folder
     try:
         with translating_write_errors(place):
             yield place
