@@ -23,6 +23,7 @@ from qcompile.compiler.quantize.judge import Judge
 from qcompile.compiler.quantize.request import Outcome, QuantizeRequest
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
 from qcompile.core.artifact import Artifact
+from qcompile.core.figures import counted
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
 from qcompile.model.graph.graph import model_io
@@ -123,8 +124,8 @@ def test_the_most_damaging_layers_stay_in_float_until_it_is_enough(folder: Path,
     left = {n: r for n, r in made.manifest.proof["left_in_float"].items() if "alone in INT8" in r}
     assert 0 < len(left) < 4
     steps = {one["tried"]: one["snr_db"] for one in made.manifest.proof["search"]}
-    assert steps[f"{len(left)} layers in float"] >= wanted
-    assert steps.get(f"{len(left) - 1} layers in float", 0) < wanted  # no more than it takes
+    assert steps[f"{counted(len(left), 'layer')} in float"] >= wanted
+    assert steps.get(f"{counted(len(left) - 1, 'layer')} in float", 0) < wanted  # no more than it takes
     assert made.manifest.options["max_damage"] == wanted
 
 

@@ -330,7 +330,7 @@ def test_what_has_no_scale_is_looked_at_too_and_what_is_lost_is_told(
     text = f"(float[N,32] x) => (float[N,32] y) <int64[1] last = {{-1}}, float large = {{5e4}}> {{ {body} }}"
     model = model_of(text.replace("{ ", "{ h = MatMul(x, w) "), w=50 * np.eye(32, dtype=np.float32))
     onnx.save(model, tmp_path / "m.onnx")
-    np.savez(tmp_path / "x.npz", x=np.linspace(0.1, 0.2, 4 * 32, dtype=np.float32).reshape(4, 32) * 8)
+    np.savez(tmp_path / "x.npz", x=np.linspace(0.8, 1.6, 12 * 32, dtype=np.float32).reshape(12, 32))
     half = qcompile.quantize(
         tmp_path / "m.onnx", tmp_path / "h.onnx", precision="fp16", target="tensorrt",
         data=str(tmp_path / "x.npz"), rules=("embedding",),
