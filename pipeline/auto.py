@@ -182,11 +182,10 @@ class _Auto:
             need = init_result.need
             if need is not None:
                 self.progress(need.text)
-            too_few = need.text if need and need.is_met is False else ""
-            trusted = places_outside(init_result.recipe)  # the user typed all its names
-            self._save({"request": request, "too_few": too_few, "trusted": trusted})
-        if shortage := self._state().get("too_few"):
-            self.notes.append(shortage)
+            state = {"request": request, "too_few": need.text if need and need.is_met is False else ""}
+            self._save({**state, "trusted": places_outside(init_result.recipe)})  # the user typed these names
+        if too_few := self._state().get("too_few"):
+            self.notes.append(too_few)
         self._note("init", "skipped" if recipe_exists else "done", start)
 
     def run(self) -> RunReport:

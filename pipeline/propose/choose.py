@@ -80,8 +80,9 @@ def look_at_data(
     limit = max([16, *batches])  # at least one batch, for models with a larger fixed batch
     specs, shared = dict.fromkeys(("calibration", "evaluation"), spec.data), ""
     spelling = parse_spelling(spec.data) if spec.data and not (spec.calibration or spec.evaluation) else None
-    # Samples of a function are not divided between calibration and evaluation.
-    if spelling and spelling.kind != FUNCTION and "part" not in spelling.query:
+    # Samples of a function, and a single sample or batch, are not divided between calibration and evaluation.
+    is_divisible = spelling and spelling.kind != FUNCTION and "part" not in spelling.query
+    if spelling and is_divisible and Data(spec.data, inputs).total != 1:
         specs = {part: str(replace(spelling, query={**spelling.query, "part": part})) for part in specs}
         shared = "divided"
     calibration = spec.calibration or specs["calibration"]

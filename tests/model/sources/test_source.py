@@ -215,8 +215,8 @@ def test_what_is_wrong_with_a_function_is_named(tmp_path: Path, text: str, messa
 @pytest.mark.parametrize("name", ["net.py", "layers.py", "net.safetensors", "config.json", "net.bin"])
 def test_the_digest_changes_with_files_beside_the_model(torch_model: str, tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    with (tmp_path / "net.py").open("a") as code:
-        code.write("\nFILES = 'net.safetensors', 'config.json', 'net.bin'\n")
+    if name != "net.py":
+        write(tmp_path / "net.py", f"{LINEAR}\nFILE = {name!r}\n")
     before = digest(torch_model)
     for other in ("train.log", "notes.txt", "other.json", "predictions.npz", "last.pt"):
         (tmp_path / other).write_text("nothing of the model")
@@ -261,8 +261,7 @@ def test_the_digest_counts_weights_by_name_and_what_it_is_told_to_depend_on(
 ) -> None:
     source, far = parse_source(torch_model), tmp_path / "far.dat"
     digests = [digest_source(source)]
-    with (tmp_path / "net.py").open("a") as code:
-        code.write("\nFILE = f'{name}.safetensors'\n")
+    write(tmp_path / "net.py", f"{LINEAR}\nFILE = f'{{name}}.safetensors'\n")
     (tmp_path / "a.safetensors").write_bytes(b"weights")
     digests.append(digest_source(source))
     (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")

@@ -195,6 +195,9 @@ def test_a_model_with_a_state_is_measured_on_a_sample_as_it_is(folder: Path) -> 
         "        x = np.random.default_rng(seed).random((1, 5, 3), np.float32)\n"
         "        yield {'x': x, 'h': np.zeros((2, 1, 4), np.float32)}\n"
     )
+    state = np.zeros((2, 1, 4), np.float32)
+    np.savez(folder / "one.npz", x=np.ones((1, 5, 3), np.float32), h=state)
+    assert proposed("gru.onnx", data="one.npz", targets=["onnxruntime"]).data.shared == "same"
     done = proposed("gru.onnx", data="sounds.py:read", targets=["onnxruntime"], max_time_s=1.0, trust=True)
     assert done.recipe.bench is not None
     assert done.recipe.bench.batch_size == 1

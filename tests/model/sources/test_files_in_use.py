@@ -1,4 +1,4 @@
-"""The digest of a function covers the files that its code may open, and no others."""
+"""The digest of a function covers the files that its code may open, and no other file beside it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ from qcompile.model.sources.source import digest_source, parse_source
 def test_the_digest_covers_the_files_that_the_code_may_open(
     tmp_path: Path, code: str, names: list[str]
 ) -> None:
-    (tmp_path / "net.py").write_text(
-        f"import torch\n\ndef build():\n    return torch.nn.Linear(2, 3)\n{code}\n"
-    )
-    source, covered = parse_source(f"{tmp_path / 'net.py'}:build"), list[str]()
-    for name in ("a.pt", "b.json", "c.json", "d.pt"):
-        (tmp_path / name).write_text('{"weights": "a.pt"}' if name == "b.json" else "")
-    before = digest_source(source)
-    for path in sorted(tmp_path.glob("?.*")):
-        content = path.read_text()
-        path.write_text(f"{content} ")
-        covered += [path.name] if digest_source(source) != before else []
-        path.write_text(content)
+    spec = f"{tmp_path}/net.py:build"
+    (tmp_path / "net.py").write_text(f"def build(): ...\n\n{code}\n")
+    paths = [tmp_path / name for name in ("a.pt", "b.json", "c.json", "d.pt")]
+    for path in paths:
+        path.write_text('{"weights": "a.pt"}' if path.stem == "b" else "")
+    digests = [digest_source(parse_source(spec))]
+    for path in paths:
+        path.write_text(f"{path.read_text()} ")
+        digests.append(digest_source(parse_source(spec)))
+    covered = [p.name for p, old, new in zip(paths, digests, digests[1:], strict=False) if old != new]
     assert covered == names
