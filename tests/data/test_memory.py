@@ -105,7 +105,7 @@ def test_an_endless_generator_is_read_to_the_samples_that_are_used() -> None:
     assert Data(spec.data, [INPUT]).total == MOST_READ
 
 
-@pytest.mark.parametrize("value", [5, b"images", object(), 0.5], ids=str)
+@pytest.mark.parametrize("value", [5, b"images", pytest.param(object(), id="object"), 0.5], ids=str)
 def test_a_wrong_type_is_refused_with_the_accepted_ones(value: object) -> None:
     with pytest.raises(
         InvalidOption, match=r"`evaluation`.*a dict of arrays.*DataLoader.*Dataset is required"
