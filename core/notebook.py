@@ -1,4 +1,4 @@
-"""What Jupyter shows: a bar for the progress of a verb, tables of results, and plots.
+"""Displays for Jupyter: a bar for the progress of a verb, tables of results, and plots.
 
 `bench/report/notebook.py` makes the tables and plots; it is imported when Jupyter shows the first one.
 """

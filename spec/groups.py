@@ -1,6 +1,6 @@
 """Groups of options in help texts.
 
-`-h` shows the required options of a verb and the usual ones of each group; `--help` shows all options.
+`-h` shows a verb's required options and the usual options of each group; `--help` shows all options.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ SPECS: dict[str, str] = {
     "report": "looking:ReportSpec", "reproduce": "artifacts:ReproduceSpec", "run": "recipes:RunSpec",
     "simplify": "models:SimplifySpec", "sweep": "recipes:SweepSpec", "tune": "recipes:TuneSpec",
 }  # fmt: skip
-"""Verb of the Python interface to the spec whose fields are its keywords."""
+"""Maps a verb of the Python interface to the spec with its keywords as fields."""
 
 
 def spec_of(verb: str) -> type:

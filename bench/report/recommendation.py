@@ -24,7 +24,7 @@ class Recommendation:
 
     Attributes:
         artifact: The artifact to use; "" if none is faster within the budget.
-        nearest: Without such an artifact, the faster one with the smallest drop, else the fastest.
+        nearest: If `artifact` is empty, the faster artifact with the smallest drop, else the fastest.
         over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
             `high` and `verdict`; None if not compared.
         others: Each other artifact and the reason against it.
