@@ -169,7 +169,7 @@ CACHE = "ranges cache {file} -o {out} "
         *((f"ranges show {{file}} --plot {{out}}/{to}", ".svg is required") for to in ("a.png", "a", "svg")),
         ("ranges show {file} --tensor no_such", "'no_such'"),
         ("ranges show {file} --target torch", "'torch'"),
-        ("ranges show {file} --top 0", "'--top'"),
+        ("ranges show {file} --top 0", "--top 0: at least 1 is required"),
         ("ranges show {file} --method kl", METHODS_ARE),
         ("ranges show {file} --method percentile:101", "at most 100"),
         ("ranges show {near}", "mdel.ranges does not exist|did you mean"),

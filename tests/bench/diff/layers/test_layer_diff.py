@@ -302,8 +302,8 @@ def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_ope
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layers", "--taps", "0"], "'--taps': 0 is not in the range x>=1"),
-        (["--layers", "--samples", "0"], "'--samples': 0 is not in the range x>=1"),
+        (["--layers", "--taps", "0"], "--taps 0: at least 1 is required"),
+        (["--layers", "--samples", "0"], "--samples 0: at least 1 is required"),
         (["--layers", "--threshold", "nan"], "--threshold nan: a finite number is required"),
         (["--layers", "--atol", "1"], "--atol: belongs to the comparison of outputs"),
         (["--taps", "3"], "--taps: belongs to the comparison of layers"),
