@@ -122,7 +122,7 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
     label = f"accuracy drop, {unit} (up is better)" if by_drop else "size, MB (up is smaller)"
     names = ", ".join(s.name for s in shown if s in best)
     grid = svg.axes(x, y, ("median latency of a call, ms", label))
-    label = f"Trade-off of accuracy, latency and size; beaten by none: {names}"
+    label = f"Trade-off of accuracy, latency and size; Pareto front: {names}"
     return _plane(grid + "".join(marks), 336, label)
 
 
@@ -287,11 +287,11 @@ def errors_chart(diff: LayerDiff) -> str:
         tip = f"{layer.tensor} ({layer.operator}): largest error {error} of {largest}"
         start, end = sorted((scale.at(0.0), scale.at(scale.high if snr is None else snr)))
         colour, opacity = "bad" if layer.tensor == bad else "float", 0.85 if snr is not None else 0.2
-        first = "first bad · " if layer.tensor == bad else ""
+        first = "first diverging · " if layer.tensor == bad else ""
         value = f"{first}{'equal' if snr is None else f'{figure(snr)} dB'} · {layer.operator or DASH}"
         track = svg.bar(start, end - start, colour, opacity=opacity, tip=tip)
         rows.append(("", layer.tensor, value, track))
-    first = f"the first that diverges is {bad}" if bad else "none diverges"
+    first = f"first diverging tensor: {bad}" if bad else "no tensor diverges"
     label = f"Signal-to-noise ratio of {len(worst)} tensors, the worst first; {first}"
     return _rows(rows, scale, "signal-to-noise ratio, dB (longer is better)", label)
 

@@ -209,7 +209,7 @@ def test_a_changed_budget_is_judged_without_measuring_again(
     assert code == 1
     assert "within the budget: no artifact\n  not cpu: it exceeds the budget: latency" in out
     assert "bench" not in err
-    assert "No artifact keeps the budget." in (finished.parent / "out/report.html").read_text()
+    assert "No artifact meets the budget." in (finished.parent / "out/report.html").read_text()
 
 
 def bad(name: str, **options: str) -> str:

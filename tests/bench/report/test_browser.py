@@ -187,6 +187,39 @@ def test_the_page_forbids_itself_to_load_or_run_anything(
     assert any("Content Security Policy" in complaint for complaint in browser.complaints)
 
 
+ORDER = """
+[...document.querySelectorAll('#results table:not(.values)')[0].tBodies[0].rows].map(row => [
+  row.querySelector('.who').title, row.cells[COLUMN].firstChild?.data?.trim() ?? ''])
+"""
+
+
+@pytest.mark.parametrize("title", ["latency, ms", "size", "method"])
+def test_a_click_on_a_title_sorts_the_table(browser: Page, reports: dict[str, Path], title: str) -> None:
+    browser.show(reports["full"], width=1280, height=900)
+    titles = browser.run("[...document.querySelector('#results table').rows[0].cells].map(c => c.innerText)")
+    column = titles.index(title)
+    order = ORDER.replace("COLUMN", str(column))
+    before = browser.run(order)
+
+    def value(row: list[str]) -> Any:
+        number, _, unit = row[1].partition(" ")
+        return float(number) * {"": 1, "kB": 1e3, "MB": 1e6}[unit]
+
+    def key(row: list[str]) -> Any:
+        return row[0] if title == "method" else value(row)
+
+    shown = [row for row in before if title == "method" or row[1] != "–"]
+    missing = [row for row in before if row not in shown]
+    button = f"document.querySelector('#results table').rows[0].cells[{column}]"
+    for sort, is_reverse in (("ascending", False), ("descending", True)):
+        browser.run(f"{button}.querySelector('button').click()")
+        assert browser.run(f"{button}.getAttribute('aria-sort')") == sort
+        after = browser.run(order)
+        assert list(map(key, after[: len(shown)])) == sorted(map(key, shown), reverse=is_reverse)
+        assert after[len(shown) :] == missing
+    assert browser.complaints == []
+
+
 def test_a_text_behind_a_point_is_its_tip(browser: Page, reports: dict[str, Path]) -> None:
     browser.show(reports["full"], width=1280, height=900)
     tips = browser.run(
