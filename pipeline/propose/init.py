@@ -186,6 +186,7 @@ def init(
 ) -> InitResult:
     """Write a recipe for a model.
 
+    Args:
         model: A MODEL argument.
         output: The file to write.
         spec: Options of the proposal.

@@ -183,11 +183,12 @@ def test_every_command_of_the_site_shows_its_examples_line_by_line(site: Path, h
     assert "\b" not in page
 
 
-def test_a_return_value_of_the_python_reference_is_one_item(site: Path) -> None:
+def test_the_python_reference_shows_parameters_and_return_values_as_items(site: Path) -> None:
     page = (site / "reference/python.html").read_text(encoding="utf-8")
     returned = re.findall(r"Returns:</span></p>\s*<ul>(.*?)</ul>", page, re.DOTALL)
     assert len(returned) > 10
     assert [part.count("<li") for part in returned] == [1] * len(returned)
+    assert not re.findall(r"<code>\w+: [A-Z].*", page)  # parameters without the heading "Args:"
 
 
 TASKS = {
