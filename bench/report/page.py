@@ -19,7 +19,7 @@ from ...spec.measure import Budget
 from ...version import __version__
 from ..results.environment import machine_text
 from . import sections as parts
-from .source import FAMILIES, ReportedArtifact, ReportSource, Section, read_source
+from .source import FAMILIES, ReportedArtifact, ReportSource, Section, compared_layers, read_source
 from .summary import summarize
 from .svg import FAMILY_MARKS
 
@@ -60,6 +60,8 @@ def write_report(
     source = read_source(
         Path(results_path), layers=shown.layers, ranges=shown.ranges, recipe=shown.recipe, budget=shown
     )
+    if not shown.layers:
+        source = replace(source, layers=compared_layers(source, Path(results_path).parent))
     write_text(path, render(source, name=Path(results_path).name))
     return path
 

@@ -275,8 +275,7 @@ def times_section(source: ReportSource) -> Section:
 
 def layers_section(source: ReportSource) -> Section:
     if not source.layers:
-        missing = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
-        return Section(missing=missing)
+        return _rounding_section(source)
     charts, tables = [], []
     for file, diff in source.layers:
         chart = drawing.errors_chart(diff)
@@ -291,17 +290,32 @@ def layers_section(source: ReportSource) -> Section:
         charts.append(Figure(chart, f"{diff.artifact} against {diff.reference}", note))
         rows = [
             [
-                Cell(layer.tensor, layer.node), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
+                Cell(layer.module or layer.tensor, layer.tensor if layer.module else layer.node),
+                Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
                 Cell(figure(number(layer.max_abs_error))), Cell(figure(number(layer.max_abs))),
             ]
             for layer in diff.layers[:drawing.WORST_TENSORS]
         ]  # fmt: skip
-        columns = ("tensor", "operator", "SNR", "largest error", "largest value")
+        columns = ("layer", "operator", "SNR", "largest error", "largest value")
         caption = f"{file}: tensors, the worst first."
         tables.append(ReportTable(caption, columns, rows, words=(0, 1), folded=True))
     if not charts:
         return Section(missing="the files of layers hold no tensors")
     return Section(charts=charts, tables=tables)
+
+
+def _rounding_section(source: ReportSource) -> Section:
+    """Return the errors that the calibration's histograms predict for each layer."""
+    summaries = summarize(source.ranges) if source.ranges is not None else []
+    if source.ranges is None or not summaries:
+        return Section(missing="there are neither `layers`, nor layers.json beside the results, nor `ranges`")
+    note = (
+        f"The worst {min(len(summaries), drawing.WORST_TENSORS)} of {len(summaries)} tensors. The histograms "
+        "of the calibration predict the rounding of each layer, without the errors of earlier layers. "
+        "`qcompile diff` with `layers` measures both and writes layers.json, which the report shows."
+    )
+    chart = drawing.rounding_chart(source.ranges, summaries)
+    return Section(charts=[Figure(chart, "Rounding to INT8, by layer", note)])
 
 
 def calibration_section(source: ReportSource) -> Section:

@@ -146,6 +146,30 @@ def test_without_an_evaluation_the_header_names_the_input(
     assert f'<p class="about">{about}</p>' in page(tmp_path, {**value, "settings": settings})[0]
 
 
+def test_layers_beside_the_results_are_shown_by_the_names_of_modules(tmp_path: Path) -> None:
+    value = results_of(recommendable("a", 10.0), recommendable("b", 5.0, artifact="out/model.int8.onnx"))
+    layers = layers_json()
+    layers["tensors"][0]["module"] = "backbone.layer1.conv0"
+    write(tmp_path / "layers.json", layers)
+    write(tmp_path / "layers-other.json", layers | {"artifact": "other.onnx"})
+    text, outline = page(tmp_path, value)
+    assert outline.text.count("against model.onnx") == 1
+    assert 'title="backbone.layer1.conv0"' in text
+    assert "layers-other.json" not in text
+
+
+def test_without_compared_layers_the_calibration_shows_the_rounding_of_each(tmp_path: Path) -> None:
+    ranges = Ranges("m", modules={"t0": "stages.0.conv"})
+    for name in ("t0", "t1"):
+        ranges.histograms[name] = Histogram()
+        ranges.histograms[name].add(np.random.default_rng(0).standard_normal(4000).astype(np.float32))
+    save_ranges(ranges, tmp_path / "m.ranges")
+    text, outline = page(tmp_path, results_json(2), ranges=tmp_path / "m.ranges")
+    assert "Rounding to INT8, by layer" in outline.text
+    for name in ("stages.0.conv", "t1"):
+        assert f'<span class="name" title="{name}">' in text
+
+
 def test_a_reader_without_eyes_finds_the_way(full: tuple[str, Outline]) -> None:
     """Headings go down one level at a time, ids are unique, anchors lead somewhere, tables have headers."""
     _, outline = full
