@@ -206,7 +206,7 @@ def _measure(
             gpu_memory=gpu_memory, progress=progress,
         )  # fmt: skip
     finally:  # also after Ctrl-C
-        recorder.timed(timed, samples)
+        recorder.record_timings(timed, samples)
     seconds, after = time.monotonic() - began, state(gpu)
     pool.count_usage()
     for name, worker in pool.workers.items():

@@ -99,7 +99,7 @@ def _resolve_precision(
     """Check the precision of the spec, and resolve "best" from the model, the ranges and the calibrator."""
     if spec.precision == "best":
         if not capabilities.has_best:
-            problem = f"is for tensorrt and tensorrt-rtx; target {spec.target} was asked for"
+            problem = f"is for tensorrt and tensorrt-rtx; target {spec.target} was requested"
             hint = "`qcompile tune` measures which precision is fastest within an accuracy"
             raise InvalidOption(f"`precision` best: {problem}", hint=hint, option="precision")
         assert source is not None, "engines with precision best take ONNX files"
@@ -194,16 +194,16 @@ class _Lowering:
         if current != "fp32":
             request = f"{needed} with {', '.join(named)} in another" if named else needed
             hint = f"give `precision` {current}, or build from the float model"
-            raise InvalidOption(f"{path}: its graph is {current} already; {request} was asked for", hint=hint)
+            raise InvalidOption(f"{path}: its graph is {current} already; {request} was requested", hint=hint)
         if needed in BLOCK_FORMATS:
-            problem = f"{path}: holds no {needed.upper()}, and {needed} was asked for"
+            problem = f"{path}: holds no {needed.upper()}, and {needed} was requested"
             hint = "NVIDIA's Model-Optimizer writes such graphs (modelopt); or choose `precision` fp8 or int8"
             raise InvalidOption(problem, hint=hint, option="precision")
         if needed == "int4" and spec.mode != "weights":
             hint = "quantize it first, with `mode` weights and `precision` int4"
-            raise InvalidOption(f"{path}: holds no weights of 4 bits, and int4 was asked for", hint=hint)
+            raise InvalidOption(f"{path}: holds no weights of 4 bits, and int4 was requested", hint=hint)
         if self.static and self.ranges is None:
-            problem = f"{path}: holds no quantized layer, and {needed} was asked for"
+            problem = f"{path}: holds no quantized layer, and {needed} was requested"
             hint = "quantize it first, or give `ranges` (`qcompile calibrate` writes them)"
             raise InvalidOption(problem, hint=hint, option="ranges")
         return True

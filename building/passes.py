@@ -51,14 +51,14 @@ def run_passes(
         names: Sequence[str] = ()
         try:
             if item.needs(graph):
-                if item.compared:
-                    progress(item.compared)
+                if item.comparison_message:
+                    progress(item.comparison_message)
                     warnings += _compare_change(item, source if item.on_source else graph)
                 graph.load()
                 names = item.change(graph)
             if names:
                 graph.edited()
-            problem = item.leaves(graph) or (find_broken_edge(graph) if names else "")
+            problem = item.find_problem(graph) or (find_broken_edge(graph) if names else "")
         except QCompileError:
             raise
         except Exception as error:  # a defect of the pass, not of the model
@@ -152,15 +152,15 @@ def _operators_pass(spec: BuildSpec, engine: Engine, capabilities: Capabilities,
     def leaves(graph: Graph) -> str:
         if not spec.tensorrt.plugins:
             reader = capabilities.reader
-            require_operators(graph.model, operators, reader, str(source.path), engine.read_by)
+            require_operators(graph.model, operators, reader, str(source.path), engine.versions_that_read)
         return ""
 
     return Pass(
         f"operators of {capabilities.reader}",
         lambda graph: without_missing(graph.model, operators),
         needs=lambda graph: operators_of(graph) - operators,
-        leaves=leaves,
-        compared="compare the rewritten operators",
+        find_problem=leaves,
+        comparison_message="compare the rewritten operators",
     )
 
 
@@ -168,13 +168,13 @@ def fault_passes(fault_names: Collection[str]) -> list[Pass]:
     """Return the passes that work around the known faults `fault_names` of a graph."""
     names: dict[bool, list[str]] = {False: [], True: []}
     for name, faulty in FAULTY_GRAPHS.items():
-        if name in fault_names and faulty.cure is not None:
+        if name in fault_names and faulty.rewrite is not None:
             names[faulty.quantized].append(name)
     return [
         Pass(
             f"known faults: {', '.join(faults)}",
             partial(_cure_faults, names=faults),
-            compared="compare the workarounds of known faults",
+            comparison_message="compare the workarounds of known faults",
             on_source=not quantized,
         )
         for quantized, faults in names.items()
@@ -184,7 +184,7 @@ def fault_passes(fault_names: Collection[str]) -> list[Pass]:
 
 def _cure_faults(graph: Graph, names: Sequence[str]) -> Sequence[str]:
     for name in names:
-        if (cure := FAULTY_GRAPHS[name].cure) is not None:
+        if (cure := FAULTY_GRAPHS[name].rewrite) is not None:
             cure(graph.model)
     return names
 

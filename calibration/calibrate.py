@@ -40,7 +40,7 @@ class Shard:
     def __str__(self) -> str:
         return f"{self.part}/{self.shards}"
 
-    def holds(self, unit: int) -> bool:
+    def contains(self, unit: int) -> bool:
         """Return whether the shard includes a unit (a sample or a whole batch), counted from 0."""
         return unit % self.shards == self.part - 1
 
@@ -136,7 +136,7 @@ def _submit_units(
         # Where the data allows it, units of other shards and units before `start` are not decoded.
         units: Iterator[tuple[int, Batch]] = enumerate(split_samples(data, workers.run))
         if shard.shards > 1 or start:
-            units = select_units(data, workers.run, lambda unit: unit >= start and shard.holds(unit))
+            units = select_units(data, workers.run, lambda unit: unit >= start and shard.contains(unit))
         for unit, batch in units:
             workers.submit(batch)
             progress("calibrate", workers.samples, total)
@@ -179,7 +179,7 @@ def select_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterator
         yield from ((unit, batch) for unit, batch in enumerate(split_samples(data, run)) if holds(unit))
         return
     first = next((number for number, extent in enumerate(extents) if extent > 1), None)
-    batch = None if data.is_fixed or first is None else next(data.at(first.__eq__))
+    batch = None if data.is_fixed or first is None else next(data.select_batches(first.__eq__))
     if batch is None or not (batch.can_be_split() and is_separable(batch, run)):
         extents = [1] * len(extents)
     starts = list(itertools.accumulate(extents, initial=0))
@@ -188,7 +188,7 @@ def select_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterator
         return range(starts[batch], starts[batch + 1])
 
     numbers = [number for number in range(len(extents)) if any(map(holds, units(number)))]
-    for number, whole in zip(numbers, data.at(frozenset(numbers).__contains__), strict=True):
+    for number, whole in zip(numbers, data.select_batches(frozenset(numbers).__contains__), strict=True):
         parts = whole.split() if extents[number] > 1 else iter([whole])
         yield from (pair for pair in zip(units(number), parts, strict=True) if holds(pair[0]))
 

@@ -1,11 +1,11 @@
 """Histograms with counts that depend on the values alone.
 
-Bins are `2**exponent` wide, `BINS` on each side of zero. When a value falls outside, the exponent grows
-and neighbouring bins merge. A power of two scales exactly and `floor(floor(x / w) / 2) == floor(x / 2w)`,
+Bins are `2**exponent` wide, `BINS` on each side of zero. When a value falls outside, the exponent grows and
+neighbouring bins merge. Division by a power of two is exact, and `floor(floor(x / w) / 2) == floor(x / 2w)`,
 so the counts are a function of the multiset of values alone: batch size, order and sharding cannot change
 them, and two histograms merge without loss.
 
-numpy counts; if numba is installed, it compiles a loop that does the same in an eighth of the time.
+Counting uses numpy; with numba installed, a compiled loop takes an eighth of the time.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ..errors import CalibrationError
 from ..model.sessions.session import usable_cores
 
 BINS = 2048
-"""Bins on each side of zero, a power of two. At least half of them are in use on one side."""
+"""Bins on each side of zero, a power of two. The largest magnitude is in the outer half of its side."""
 
 Count = Callable[[NDArray[Any], int, NDArray[np.int64]], tuple[int, float, float]]
 """Maps (values, exponent, counts) to (number of values counted, least, largest): see `count_by_numpy`."""
 
 _LOWEST_EXPONENT = -160  # float32's least subnormal, 2**-149, divided by BINS
 _HIGHEST_EXPONENT = 1013  # for the largest float64
-_MAX_VALUES = 1 << 62  # values of a histogram: the sum of two fits an int64
-_MAX_EXACT_EXPONENT = 900  # up to it, no float32 underflows in float64 when it is divided by a width
-_CHUNK = 1 << 20  # values binned at a time: bounds the float64 temporaries to a few MB
+_MAX_VALUES = 1 << 62  # values of a histogram: a sum of fewer than two of these fits an int64
+_MAX_EXACT_EXPONENT = 900  # up to this exponent, a float32 divided by the width does not underflow in float64
+_CHUNK = 1 << 20  # values that numpy bins at a time: bounds the float64 temporaries to a few MB
 _CALL_VALUES = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
 
 
@@ -68,7 +68,7 @@ class Histogram:
 
     @property
     def is_plausible(self) -> bool:
-        """Whether `add` and `merge` can produce this histogram; checks the content of a file."""
+        """Whether the fields are consistent, for a histogram that was read from a file."""
         if self.counts.shape != (2 * BINS,) or self.counts.dtype != np.int64:
             return False
         if type(self.exponent) is not int or not _LOWEST_EXPONENT <= self.exponent <= _HIGHEST_EXPONENT:
@@ -142,8 +142,8 @@ def count_by_numpy(
 ) -> tuple[int, float, float]:
     """Add values [n], n at least 1, to `counts` if all of them fit in bins `2**exponent` wide.
 
-    Returns (number of values counted: here all or none, least value, largest value). If some are not counted,
-    the extremes determine the exponent that is needed, or reveal NaN or infinity.
+    Returns (counted, least value, largest value); `counted` is n or 0. If it is 0, the extremes determine the
+    required exponent, or reveal NaN or infinity.
     """
     low, high = float(values.min()), float(values.max())
     if not (math.isfinite(low) and math.isfinite(high)) or _exponent_for(max(abs(low), abs(high))) > exponent:
@@ -176,10 +176,10 @@ def _merge_bins(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
 
 
 CHUNK = 2048
-"""Values binned at a time: they and their bins fit in the first-level cache."""
+"""Values that the compiled loop bins at a time: they and their bins fit in the first-level cache."""
 CACHE_LINE = 16  # float32 values
 ZERO_SLOTS = 16
-"""Slots that share the counts of zero: with one slot, every zero in a run would wait for the previous one."""
+"""Slots that share the count of zeros: with one slot, each zero would wait for the previous addition."""
 
 
 def _count_chunks(
@@ -193,12 +193,13 @@ def _count_chunks(
     a wider type would halve the number of values per vector.
 
     `values` are float32 [n], `bits` the same memory as int32. `first` and `second` are powers of two with the
-    product 1 / width, which alone may exceed float32. `limit` has the bits of the least magnitude that does
-    not fit. `bins` (uint16 [CHUNK]) and `table` (uint32 [2 * BINS + LANES], zeros before and after) are
-    scratch. The results are added to `counts`, int64 [2 * BINS].
+    product 1 / width, which one float32 may not hold. `limit` has the bits of the least magnitude that does
+    not fit. `bins` (uint16 [CHUNK]) and `table` (uint32 [2 * BINS + ZERO_SLOTS], all
+    zero at entry and at return) are scratch. The results are added to `counts`, int64 [2 * BINS].
     """
     sign = np.int32(-2147483648)
-    # Extremes of the bits, and the largest magnitude of negative values; the last two begin below zero.
+    # `negative` is the largest magnitude of negative values. It and `max_bits` are below zero until a value
+    # of their sign follows.
     min_bits, max_bits, negative = np.int32(2147483647), sign, sign
     counted = values.size
     for start in range(0, values.size, CHUNK):
@@ -219,8 +220,8 @@ def _count_chunks(
         if max_bits >= limit or negative >= limit:
             counted = start
             break
-        # Reading one value per cache line prefetches the next chunk while this one is counted: half the time
-        # for uncached values. The value updates an extreme, else the compiler would drop the read.
+        # Reading one value per cache line prefetches the next chunk while this one is counted; uncached
+        # values then take half as long. The value updates an extreme, else the compiler would drop the read.
         for i in range(start + size, min(start + size + CHUNK, values.size), CACHE_LINE):
             max_bits = np.int32(max(max_bits, bits[i]))
         for i in range(size):
@@ -257,7 +258,8 @@ _LIMIT_INFINITE = 128  # exponent of the first power of two beyond float32
 
 
 def make_count() -> Count:
-    """Return a counting function for one thread; numba compiles it in about a second, once per machine."""
+    """Return a counting function with scratch memory, so for one thread only. numba compiles it in about a
+    second, once per machine."""
     if not _compile_loop.cache_info().currsize:
         needed_bytes = _NEEDED_BYTES + usable_cores() * _THREAD_BYTES
         require_address_space(needed_bytes, "load numba, which counts values")

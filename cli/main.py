@@ -203,7 +203,7 @@ def _translate_bad_name(error: Exception, arguments: list[str]) -> Exception:
 
 def _present_stop(stop: StopSignals) -> int:
     with contextlib.suppress(OSError):  # the terminal is gone
-        click.echo(f"{stop.words}; what was finished is kept, run it again to go on", err=True)
+        click.echo(f"{stop.words}; finished work is kept: run it again to continue", err=True)
     return stop.exit_code
 
 

@@ -63,7 +63,7 @@ def bench(session: Session, options: BenchCommand) -> int:
     if options.per_batch and (calls := tables.calls_table(results)):
         session.table(calls)
     if results.interrupted:
-        file = f"; what was measured is in {options.output}" if options.output else ""
+        file = f"; the measurements so far are in {options.output}" if options.output else ""
         session.warn([f"interrupted{file}"])
         return 130
     return 1 if any(row.has_failed for row in results.rows) else 0

@@ -41,7 +41,7 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
         kind = FLOATS if current in FLOATS else INTEGERS if current in INTEGERS else ()
         if requested not in (*kind, current):
             possible = f"{', '.join(kind)} are possible" if kind else "no other type is possible"
-            raise InvalidOption(f"{name!r} of {current}: {requested!r} was asked for; {possible}")
+            raise InvalidOption(f"{name!r} of {current}: {requested!r} was requested; {possible}")
         if name in inputs and name in outputs:
             raise InvalidOption(
                 f"{name!r} is both an input and an output of the model: its type cannot change"

@@ -1,8 +1,8 @@
 """Artifacts and their manifests: a manifest records sources, tools, target, options and verification.
 
 `model.engine.json` describes `model.engine`; `core.files` writes both atomically. `Manifest` has the keys of
-the file except `schema_version`. A manifest is not signed: it detects accidental changes, not attacks. The
-last functions of this module check that a processor computes an artifact's INT8 exactly.
+the JSON file except `schema_version`. A manifest is not signed: it detects accidental changes, not attacks.
+The last functions of this module check that a processor computes an artifact's INT8 exactly.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Proof(TypedDict, total=False):
     """Keys of `proof` that qcompile reads back; a manifest may have more.
 
     Attributes:
-        layers_by_precision: Precision to operator to number of layers.
+        layers_by_precision: Maps each precision and operator to the number of layers.
         as_executed: The same, counted in the graph that ONNX Runtime executes after its rewrites.
-        left_in_float: Layer that was not quantized to the reason.
+        left_in_float: Maps each layer that was not quantized to the reason.
         has_run: Whether the artifact ran on the build machine.
-        evidence: Source of the precisions.
+        evidence: How the precisions were determined, as text.
         inspector: Reason why the engine inspector reported no layers.
         provider: ONNX Runtime execution provider of an engine inside an ONNX file.
         refitted_with: Digest of the graph that supplied the weights of a refitted engine.
@@ -153,12 +153,12 @@ class Manifest:
 
     Attributes:
         kind: "onnx", "engine", "torchscript" or "ranges".
-        stage: Verb that wrote the artifact.
+        stage: Command of qcompile that wrote the artifact, such as "build".
         target: Runtime that loads the artifact: "onnxruntime", "tensorrt-rtx", ...; empty for any runtime.
-        precision: Requested and reached precision: "fp32", "fp16", "int8", ...
+        precision: Requested precision, which the build verified: "fp32", "fp16", "int8", ...
         io: Inputs and outputs, or None.
-        sources: Role of each source file to its digest.
-        tools: Package to version.
+        sources: Maps the role of each source file to its digest.
+        tools: Maps each package to its version.
         device: Device that the artifact was built for (processor, compute capabilities).
         options: Options of the stage.
         proof: Results of the verification: layers by precision, quantized nodes, ...
@@ -214,7 +214,7 @@ def is_manifest(path: Path) -> bool:
 
 
 def decode_manifest(value: Any, file: Path) -> Manifest:
-    """Return the manifest in decoded JSON; raise `ArtifactError` that names `file` if it is not valid."""
+    """Convert decoded JSON to a `Manifest`; raise `ArtifactError`, which names `file`, if it is invalid."""
     version = value.get("schema_version") if isinstance(value, dict) else None
     if type(version) is int and version != SCHEMA_VERSION:
         raise ArtifactError(
@@ -254,7 +254,7 @@ class Artifact:
 def commit(written: Path, manifest: Manifest) -> Manifest:
     """Complete the manifest of the new file `written`, write it beside the file, and return it.
 
-    Call inside `writing`: file and manifest then appear together.
+    Call inside the context manager `core.files.writing`: file and manifest then appear together.
     """
     files = sorted(path for path in written.parent.iterdir() if path != manifest_path(written))
     complete = replace(
@@ -298,7 +298,7 @@ def checked_input(path: Path, *, what: str = "file") -> Path:
 
 
 def trust_content(path: Path) -> None:
-    """Skip the digest check for this content of a file, which the user trusts; changed content is checked."""
+    """From now on skip the digest check of a file that the user trusts, as long as it does not change."""
     if path.is_file():
         _accepted.add(_version_of([path, *side_files(path)]))
 
@@ -330,7 +330,7 @@ def cached_digest(paths: Sequence[Path]) -> str:
     if version in _digests:
         return _digests[version]
     digest = digest_files(paths)
-    # A file that changed within the clock's resolution may change again unnoticed: it is not cached.
+    # A file that changed just now may change again with equal size and time: its digest is not cached.
     if max(newest for *_, newest in version) < time.time_ns() - _SETTLED_NS and version == _version_of(paths):
         if len(_digests) >= _MAX_DIGESTS:
             _digests.clear()  # a data set may have millions of files

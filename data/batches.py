@@ -160,7 +160,7 @@ class Data:
                 batches.append(part.feeds)
         return Spread(batches, sum(part[2] for part in parts), total, is_all=total < MOST_READ)
 
-    def first_unchecked(self) -> Feeds:
+    def first_batch_unchecked(self) -> Feeds:
         """Return the first batch without checks of dtype and shape: the inputs only provide names."""
         stored = self._function is None
         batches = self._reader.batches(self._groups[:1]) if stored else self._read_function()
@@ -169,7 +169,7 @@ class Data:
             raise self._empty("what the function yields")
         return first.feeds
 
-    def at(self, holds: Callable[[int], bool]) -> Iterator[Batch]:
+    def select_batches(self, holds: Callable[[int], bool]) -> Iterator[Batch]:
         """Yield the batches of `__iter__` for which `holds(number)` is true, numbered from 0.
 
         Other batches are not decoded, but a function is iterated, and Polygraphy's JSON is decoded whole.
@@ -198,7 +198,7 @@ class Data:
         content = self._samples.digest(lambda: self._order)
         if self.spelling.kind in ARRAYS and not self.spelling.query:
             return content
-        return f"{content}:{digest_texts(self.spelling.keyed())}"
+        return f"{content}:{digest_texts(self.spelling.digest_parts())}"
 
     def notes(self) -> list[str]:
         """Return notes for the user: files left out, numbering of labels."""

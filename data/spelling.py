@@ -131,7 +131,7 @@ class Spelling:
                 query[key] = parse_source(value, base=base).absolute  # a folder after hf:
         return replace(self, path=str(path), query=query)
 
-    def seen_from(self, folder: Path) -> Spelling:
+    def relative_to(self, folder: Path) -> Spelling:
         """Return the spelling with paths relative to `folder`."""
         folder = folder.resolve()
         if self.kind == FUNCTION:
@@ -145,7 +145,7 @@ class Spelling:
         }
         return replace(self, path=os.path.relpath(located.path, folder), query=query)
 
-    def keyed(self) -> list[str]:
+    def digest_parts(self) -> list[str]:
         """Return the values that determine reading, for a digest: kind and keys, with files by content."""
         texts = [self.kind]
         for key, value in sorted(self.query.items()):

@@ -41,20 +41,22 @@ Place = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """Input of `Engine.build`. Fields without a description are as in `building.lowered.LoweredGraph`.
+    """Input of `Engine.build`.
+
+    `layers`, `planned`, `left_in_float` and `worked_around` are as in `building.lowered.LoweredGraph`.
 
     Attributes:
-        model: The ONNX file to build from, or a MODEL spelling if the engine takes PyTorch.
-        spec: Requested options. Its precision is never "best", its `isa` never "auto" for a processor.
-        source: The user's model if `model` was made from it; for messages and the manifest.
-        source_digest: Digest of `source`; empty if `model` is the user's model.
-        tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
-        samples: Real input to check the artifact on, batch by batch; if empty, the input is random.
-        spread: Number of samples, and of all samples in the data, as text.
-        reasons: Name of each layer that is not quantized to the reason.
-        graph: The ONNX graph in memory.
-        debug_tensors: Tensors that a TensorRT engine can output while it runs; None for all unfused tensors.
-        is_trial: Whether the caller measures the speed, so that the build omits its speed warning.
+        model: The ONNX file to build from; for PyTorch engines a MODEL, the command line's name of a model.
+        spec: Requested options. Its precision is never "best"; its `isa` is never "auto" for a processor.
+        source: The user's model, for messages and the manifest; empty if `model` is the user's model.
+        source_digest: Digest of `source`; if empty, the manifest has the digest of `model`.
+        tf32: Whether float32 products may round operands to 10 bits of mantissa, whatever the precision.
+        samples: Batches of real input for checking the artifact; if empty, the input is random.
+        spread: Number of `samples` and of all samples in the data, as text.
+        reasons: Maps the name of each layer that is not quantized to the reason.
+        graph: The ONNX graph in memory; if None, `onnx` reads `model`.
+        debug_tensors: Tensors that a TensorRT engine can output as debug tensors; None: all unfused tensors.
+        is_trial: Whether the caller measures the speed; the build then does not warn of slow INT8.
     """
 
     model: str
@@ -78,12 +80,11 @@ class BuildRequest:
 
     @cached_property
     def onnx(self) -> Graph:
-        """The graph of an engine that takes ONNX files; read from `model` if `graph` is None."""
         return self.graph or read_graph(Path(self.model))
 
     @cached_property
     def nodes(self) -> Mapping[str, Sequence[NodeProto]]:
-        """Precision to the nodes of the graph that compute in it."""
+        """Maps each precision to the graph's nodes (Conv, MatMul, ...) that compute in it."""
         return weighted_nodes(self.onnx.model)
 
     @property
@@ -91,13 +92,11 @@ class BuildRequest:
         return self.spec.one_precision
 
     @property
-    def sampled(self) -> str:
-        """Name of the input that the artifact is checked on, for messages."""
+    def input_name(self) -> str:
         return "the data" if self.samples else "one random input"
 
     @property
     def sample(self) -> Feeds | None:
-        """The first batch of the samples; None for random input."""
         return self.samples[0] if self.samples else None
 
 
@@ -105,8 +104,9 @@ class BuildRequest:
 class PlannedLayers:
     """The layers that an artifact should compute in its precision.
 
-    `missed` maps layers in another precision to a text that names it; `unreported` maps layers of unknown
-    precision to the reason. They are `unproven` unless types bind the runtime; `evidence` is a text on them.
+    `missed` maps layers in another precision to a text with that precision; `unreported` maps layers of
+    unknown precision to the reason. Unreported layers are `unproven`, unless the runtime must use the graph's
+    types; `evidence` is a text on their precision.
     """
 
     names: Sequence[str]
@@ -122,13 +122,13 @@ class BuildOutcome:
 
     Attributes:
         kind: "onnx", "engine" or "torchscript".
-        planned: Number of weighted nodes of the model file in the requested precision.
-        reached: Number of weighted layers of the built artifact in that precision.
-        versions: Package to version, if the runtime reports a better version than its package.
+        planned: Number of the model's nodes (Conv, MatMul, ...) in the requested precision.
+        reached: Number of the built artifact's layers in that precision.
+        versions: Maps packages to versions, for the manifest in place of the distributions' versions.
         layers: The planned layers by name; None if the runtime reports no names.
         failure: Why the outputs are wrong; empty if they are right, or the artifact was not run.
-        wrong_layer: The first layer of the graph with wrong results, if it was located.
-        calibration_cache: Cache file that the runtime's calibrator wrote.
+        wrong_layer: Name of the first layer with wrong results; empty if it was not located.
+        calibration_cache: Content of the cache file that the runtime's calibrator wrote.
     """
 
     kind: str
@@ -149,23 +149,23 @@ class BuildOutcome:
 
 @dataclass(frozen=True)
 class DeviceRun:
-    """How an artifact runs on a GPU: number of concurrent contexts, each on a stream; whether an inference is
-    captured once and replayed; whether kernels that TensorRT-RTX compiles are cached beside the engine."""
+    """How an artifact runs on a GPU: `streams` contexts run concurrently, each on a CUDA stream. `cuda_graph`
+    captures an inference once and replays it. `runtime_cache` saves kernels that TensorRT-RTX compiles."""
 
     device: int = 0
     streams: int = 1
     cuda_graph: bool = False
     runtime_cache: bool = True
 
-    def require_plain(self, engine_name: str) -> None:
-        """Raise InvalidOption for streams or a CUDA graph: engine `engine_name` supports neither."""
+    def refuse_streams_and_graphs(self, engine_name: str) -> None:
+        """Raise InvalidOption for several streams or a CUDA graph, which the engine does not support."""
         if self.streams != 1 or self.cuda_graph:
             raise InvalidOption(f"streams and cuda_graph: engine {engine_name} supports neither")
 
 
 class InFlight(NamedTuple):
-    """One of several concurrent inferences: `start` enqueues copies and run without waiting; `wait` blocks
-    until the outputs are available."""
+    """One of several concurrent inferences: `start` enqueues the copies and the run, and returns at once;
+    `wait` blocks until the outputs are available."""
 
     start: Callable[[], None]
     wait: Callable[[], None]
@@ -180,13 +180,13 @@ class Runner(ABC):
     notes: Sequence[str] = ()
     """Notes for the user on how the artifact runs on this machine."""
     weights: WeightStats | None = None
-    """Size and precision of its weights, if the runner reports them better than the file."""
+    """Size and precision of the artifact's weights; None if they are to be counted from the file."""
 
     @abstractmethod
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        """Run once: input name to array in, output name to array out, as `io` declares them.
+        """Run once on a mapping of input names to arrays; return a mapping of output names to arrays.
 
-        Dynamic axes take any extent. Dtypes must be exactly those declared: nothing is converted.
+        Dynamic axes accept any extent. Dtypes must equal those in `io`, because nothing is converted.
 
         Raises:
             DataError: If a name, a shape or a dtype of the feeds does not match.
@@ -196,9 +196,9 @@ class Runner(ABC):
     def time(
         self, feeds: Feeds, iterations: int, *, limit_s: float = math.inf, fewest: int = 1
     ) -> NDArray[np.int64]:
-        """Run `iterations` times and return the duration of each in nanoseconds, int64 [at most iterations].
+        """Run at most `iterations` times; return the durations in nanoseconds, int64, shape [runs].
 
-        After `limit_s` no further run starts, but at least `fewest` are made.
+        No run starts after `limit_s` seconds, except the first `fewest` runs.
         """
         run = self.prepare(feeds)
         clock = time.perf_counter_ns
@@ -216,16 +216,16 @@ class Runner(ABC):
 
     @abstractmethod
     def prepare(self, feeds: Feeds) -> Any:
-        """Check the feeds and return a callable without arguments that runs once on them."""
+        """Check the feeds and return a function without arguments that runs the artifact once on them."""
 
     def in_flight(self, feeds: Feeds, count: int) -> AbstractContextManager[Sequence[InFlight]]:
-        """Return a context manager of `count` concurrent inferences for one thread; raise InvalidOption if
-        this runtime runs one at a time."""
+        """Return a context manager that yields `count` concurrent inferences, driven from one thread; raise
+        InvalidOption if this runtime runs only one inference at a time."""
         raise InvalidOption("`streams`: this runtime runs one inference at a time", option="streams")
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything; the runner cannot be used afterwards."""
+        """Free everything."""
 
     def __enter__(self) -> Self:
         return self
@@ -239,43 +239,41 @@ class Runner(ABC):
 class Engine(ABC):
     """A runtime adapter: builds artifacts for one runtime, and loads them.
 
-    All code for the runtime is in the adapter's folder; its row is in `spec.engines`. A class without one of
-    the first four attributes cannot be defined.
+    All code for the runtime is in the adapter's folder; `spec.engines` registers the adapter. A subclass must
+    define `name`, `suffix`, `packages` and, if it takes ONNX files, `rules`.
     """
 
     name: str
     """Spelling as a target: "onnxruntime", "tensorrt-rtx", ..."""
     suffix: str
-    """Ending of the files it builds, such as ".engine"."""
+    """File extension of the artifacts, for example ".engine"."""
     packages: Mapping[str, str]
-    """Distribution to its module, for all distributions that decide the build or the run. Their versions are
-    part of the key of a build, and of the environment of a measurement."""
+    """Maps each distribution that affects a build or a run to its module. The versions are part of the cache
+    key of a build, and of the environment of a measurement."""
     rules: GraphRules
-    """Form of the graph quantized for the runtime; required of an engine that builds from ONNX."""
+    """Rules by which a graph is quantized for the runtime; for engines that take ONNX files."""
     extra: str = ""
-    """Extra of qcompile that installs the runtime; empty without an extra."""
+    """pip extra of qcompile that installs the runtime; empty if no extra does."""
     takes: Literal["onnx", "pytorch"] = "onnx"
-    """Format that it builds from."""
     places: tuple[Place, ...] = ("cpu",)
-    """Devices that it runs on; the first is the default."""
+    """Devices on which artifacts can run; the first is the default."""
     keeps_layers: bool = False
-    """Whether single layers can be fixed to a precision while the runtime chooses the other types."""
+    """Whether a build can fix the precision of single layers while the runtime chooses the other types."""
     has_best: bool = False
     """Whether precision "best" is supported."""
     keeps_rejected: bool = False
-    """Whether a rejected artifact is saved under another name, as a build can take an hour."""
+    """Whether artifacts that fail verification are saved, too, because a build can take an hour."""
     lacks: frozenset[str] = frozenset()
-    """ONNX operators that the runtime refuses; where possible, passes rewrite them."""
+    """ONNX operators that the runtime refuses; passes rewrite them if possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
-    """Supported precisions."""
     faults: tuple[KnownFault, ...] = ()
     """Operators that versions of the runtime are known to compute wrongly."""
     tuned_floats: tuple[FloatPrecision, ...] = ("fp32",)
     """Precisions of float layers that `tune` tries, float32 first."""
     triton: TritonBackend | None = None
-    """Triton's backend for the artifacts; None without one."""
-    offered: tuple[Proposal, ...] = ()
-    """Artifacts that a recipe may have, if not one in fp32 and one in int8."""
+    """Backend of the Triton inference server for the artifacts; None if Triton has no backend for them."""
+    custom_proposals: tuple[Proposal, ...] = ()
+    """Artifacts that `init` may propose for a recipe; if empty, one in fp32 and one in int8."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -285,19 +283,18 @@ class Engine(ABC):
                 raise TypeError(f"engine {cls.__module__}.{cls.__qualname__}: lacks {attribute!r}")
 
     def verdict(self, precision: Precision) -> Verdict | None:
-        """Return how a precision runs on this processor; None if the instruction set decides."""
+        """Return how a precision runs on this processor; None if only the instruction set decides."""
         return None
 
     def proposals(self) -> tuple[Proposal, ...]:
-        """Return the artifacts that a recipe may have for this target."""
         title = rows()[self.name].title
-        return self.offered or (
-            Proposal(f"{self.name}-fp32", "fp32", f"what {title} gains in float", "float alone"),
+        return self.custom_proposals or (
+            Proposal(f"{self.name}-fp32", "fp32", f"the float model in {title}", "float alone"),
             Proposal(f"{self.name}-int8", "int8", f"8-bit weights and activations on {title}", "static"),
         )
 
     def why_not_build(self) -> str:
-        """Return why it cannot build here (a missing module, for example); empty if it can."""
+        """Return why the engine cannot build here (for example, a missing module); empty if it can."""
         for module in dict.fromkeys(self.packages.values()):
             try:
                 import_module(module)
@@ -306,93 +303,92 @@ class Engine(ABC):
         return ""
 
     def require_builder(self) -> None:
-        """Raise EngineUnavailable if it cannot build here."""
         if reason := self.why_not_build():
             problem = f"target {self.name} cannot build here: {reason}"
             raise EngineUnavailable(problem, hint=self.fix(), engine=self.name, reason=reason)
 
     def why_not_run(self) -> str:
-        """Return why it cannot run here; empty if it can."""
+        """Return why the engine cannot run here; empty if it can."""
         return self.why_not_build()
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
-        """Return why it cannot run on that GPU of this machine; empty if it can."""
+        """Return why the engine cannot run on GPU `device` of this machine; empty if it can."""
         return f"{self.name} runs on no GPU"
 
     def require_here(self) -> None:
-        """Raise EngineUnavailable if it cannot run here."""
         if reason := self.why_not_run():
             raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
 
     def require_gpu_here(self, artifact: str, device: int, install: str) -> None:
-        """Raise EngineUnavailable if it cannot run on a GPU; `install` is a hint to install CUDA support."""
+        """Raise EngineUnavailable if the engine cannot run on a GPU; `install` is a hint for CUDA support."""
         if reason := self.why_not_run_on_gpu(device):
             text = f"{artifact}: cannot run on GPU {device} here: {reason}"
             hint = f"{install or 'run it on a machine with an NVIDIA GPU'}, or give `devices` cpu"
             raise EngineUnavailable(text, hint=self.fix() or hint, engine=self.name, reason=reason)
 
     def fix(self) -> str:
-        """Return the fix if it cannot build or run here; empty if nothing is needed."""
+        """Return a hint on how to make the engine run here; empty if it runs already."""
         if not self.why_not_run():
             return ""
         return install_hint(self.extra) if self.extra else f"pip install {next(iter(self.packages))}"
 
     def graph_precision(self, precision: Precision) -> Precision:
-        """Return the precision that the ONNX graph must have for the requested one; by default the same."""
+        """Return the precision that the ONNX graph must have for a requested `precision`."""
         return precision
 
     def check(self, spec: BuildSpec) -> None:  # noqa: B027 (most accept every valid spec)
         """Check, before any work, that the installed version and this processor support the options.
 
         Raises:
-            InvalidOption: If the version lacks support; names the version.
-            IntentNotReached: If this processor would emulate the precision; names the processor.
+            InvalidOption: If the version lacks support.
+            IntentNotReached: If this processor would emulate the precision.
         """
 
     def reader(self) -> str:
-        """Return the name of the ONNX reader for messages, with its version where the version decides."""
+        """Return the name of the ONNX parser for messages, with the version if that affects the operators."""
         return self.name
 
     def operators(self) -> Collection[str] | None:
-        """Return the ONNX operators that the runtime reads; None if it reads all, or the list is unknown."""
+        """Return the ONNX operators that the runtime supports; None for all, or if the list is unknown."""
         return None
 
-    def read_by(self, operator: str) -> str:
-        """Return, as text, the versions that read an operator missing in `operators`; empty if none does."""
+    def versions_that_read(self, operator: str) -> str:
+        """Return, as text, which versions support an operator missing in `operators`; empty if none does."""
         return ""
 
     def known_faults(self) -> Sequence[KnownFault]:
-        """Return the known faults of the installed version; all of `faults` if none is installed."""
+        """Return the known faults of the installed version; all of `faults` if no version is installed."""
         _, *versions = tool_versions(*self.packages).values()  # the first is qcompile's
         return [fault for fault in self.faults if not versions or fault.affects(self.name, versions[0])]
 
     def graph_precision_if_weak(self, precision: Precision) -> Precision | None:
-        """Return `graph_precision` for weak types; None if the runtime does not support them."""
+        """Return `graph_precision` for a weakly typed network; None if the runtime has no weak types."""
         return None
 
     def highest_opset(self) -> int | None:
-        """Return the newest opset that the runtime reads; None if it reads all that qcompile writes."""
+        """Return the newest opset that the runtime supports; None for all opsets that qcompile writes."""
         return None
 
     @abstractmethod
     def build(self, request: BuildRequest) -> BuildOutcome:
-        """Build to `request.output`.
+        """Build the artifact and write it to `request.output`.
 
         Raises:
             EngineUnavailable: If the engine cannot build here.
-            BuildError: If the runtime refuses the model; names node and operator.
+            BuildError: If the runtime refuses the model.
         """
 
     def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
-        """Return the quantized layers that this runtime would compute in float here, each with the reason.
+        """Map each quantized layer that this runtime would compute in float here to the reason.
 
-        Lowering calls it before the build, to quantize the graph again without these layers. It writes no
-        files, and refuses a model as `build` does. The default is empty: a report exists only after a build.
+        Lowering calls this method before the build, and quantizes the graph again without these layers. The
+        method writes no artifact, and refuses the same models as `build`. By default it returns no layers,
+        for runtimes that report precisions only after a build.
         """
         return {}
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
-        """Check a request as `build` does and describe the build; raise InvalidOption without a dry run."""
+        """Check a request as `build` does, and describe the build; raise InvalidOption if unsupported."""
         raise InvalidOption(f"`dry_run`: target {self.name} has no dry run", option="dry_run")
 
     def open_tapped(
@@ -404,27 +400,27 @@ class Engine(ABC):
         threads: int,
         folder: Path,
     ) -> AbstractContextManager[Callable[[Feeds], dict[str, Any]]]:
-        """Return a context manager of a function from feeds to tapped tensors and outputs.
+        """Return a context manager that yields a function from feeds to taps (observed tensors) and outputs.
 
-        `weightless` is the artifact, `model` its graph with more outputs; `outputs` maps tapped tensors to
-        outputs. `folder` is for files of this run.
+        `weightless` is the artifact's graph without loaded weights; `model` is this graph with the taps as
+        outputs. `outputs` maps each tap to its output in `model`. `folder` is for temporary files.
         """
         return run_from_file(partial(self.open, threads=threads), weightless, model, outputs, folder)
 
     def kernel_times(
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
-        """Return the median time of each kernel in milliseconds; a kernel's name begins with its node's.
+        """Return the median time of each kernel in milliseconds; a kernel's name begins with its node's name.
 
-        `device` is a GPU, or None for the engine's default. Raise EngineUnavailable without times per layer.
+        `device` is a GPU's number, or None for the default. Raise EngineUnavailable if times are unavailable.
         """
         raise EngineUnavailable(f"{self.name} reports no time per layer", engine=self.name)
 
     def scripts(self, spec: BuildSpec) -> Mapping[str, str]:
-        """Return scripts that load a model with nothing but the runtime, by a text on the way of loading.
+        """Return Python scripts that run a model with only the runtime; a key names the way of loading it.
 
-        A script reads `model.onnx` and `inputs.npz`, and leaves name to array in `outputs`: an empty dict if
-        it only builds. By default, return no scripts.
+        A script reads `model.onnx` and `inputs.npz`, and sets `outputs` to a dict from name to array, which
+        is empty if the script only builds. By default, return no scripts.
         """
         return {}
 
@@ -433,12 +429,12 @@ class Engine(ABC):
         """Load an artifact.
 
         Raises:
-            EngineUnavailable: If it cannot run here.
-            ArtifactError: If the artifact is damaged or was built for something else.
+            EngineUnavailable: If the engine cannot run here.
+            ArtifactError: If the artifact is damaged, or was built for another device or version.
         """
 
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        """Load an artifact, as `open` does, on one GPU; raise InvalidOption if the engine runs on none."""
+        """Load an artifact on one GPU, like `open`; raise InvalidOption if the engine runs on no GPU."""
         raise InvalidOption(f"device, streams and cuda_graph: engine {self.name} supports none of them")

@@ -1,18 +1,20 @@
 """Build an artifact, verify its precision, and find the layers for which a runtime refuses a graph.
 
-The verdict weighs layers by their multiply-adds, or all alike if those of a planned layer are unknown. The
-first rule that applies decides:
+A planned layer is a layer (Conv, MatMul, ...) with the requested precision in the graph. It missed that
+precision if the runtime computes it in another one, and is unreported if the runtime reports no precision.
+Layers are weighed by multiply-adds, or all alike if counts or names are unknown. The first rule that applies
+decides:
 
 1. No layer is planned, or all planned layers missed the precision: fail. A float32 artifact never passes for
-   another precision.
+   another precision. A graph without such layers passes in fp32, fp16 and bf16.
 2. More than 10% missed, or one layer with `strict`: fail.
-3. More than half is unreported, without other evidence (types that bind the runtime): fail. If the runtime
-   reports nothing inside its fusions (TensorRT on Transformers): warn, or fail with `strict`.
-4. Less is missed or unreported: warn and name the layers. Binding types need no warning.
+3. More than half is unreported, and the runtime may use other types than the graph's: fail. TensorRT reports
+   nothing inside its fusions (of Transformers), but Q/DQ and flags are evidence: warn, or fail with `strict`.
+4. Otherwise pass, and warn of missed layers, and of unreported layers if the runtime may use other types.
 
-Passes of a runtime can fail on a few layers of a valid graph, with an error that names none of them. The
-search tries groups of layers and halves refused groups: with k of n layers refused it takes about
-2 k log2(n / k) trials, each of which quantizes and compiles.
+A runtime's optimizer can fail on a few layers of a valid graph, with an error that names none of them. The
+search tries groups of layers and halves refused groups. If k of n layers are refused, it takes about
+2 k log2(n / k) trials; each trial quantizes and compiles the graph.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ from .base import BuildOutcome, BuildRequest, Engine, PlannedLayers
 _MANIFEST_FIELDS = ("target", "precision")
 """Options that are also fields of a manifest."""
 _UNREPORTED_SHARE = 0.5
-_MOSTLY_FLOAT_SHARE = 0.5  # share in the precision, below which a warning counts the float layers
+_MOSTLY_FLOAT_SHARE = 0.5  # with a smaller share in the precision, a warning counts the float layers
 _TRIALS = 48
 
 
 def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
-    """Build, verify and commit an artifact from a graph that already has the right precision."""
+    """Build an artifact from a graph in the right precision, verify it, and write it with its manifest."""
     spec, final = request.spec, Path(request.output)
     engine.require_builder()
     engine.check(spec)
@@ -75,14 +77,14 @@ def build_engine(engine: Engine, request: BuildRequest) -> Artifact:
 
 
 def _reasons_for_none(request: BuildRequest) -> str:
-    """Return the reasons in the graph's manifest why it has no layer in the precision; empty if unknown."""
+    """Return, as text, the recorded reasons why layers are not quantized; empty if none is recorded."""
     layers = [node.name for nodes in request.nodes.values() for node in nodes]
     reasons = {name: why for name, why in request.reasons.items() if name in layers}
     return f": {format_layers(reasons, shares([*reasons], {})[0])}" if reasons else ""
 
 
 def _speed_warning(engine: Engine, request: BuildRequest, path: Path) -> list[str]:
-    """Return a warning if INT8 is slower here than the float model; empty if that cannot be measured."""
+    """Return a warning if the INT8 artifact is slower here than its float model, if both can be measured."""
     source = Path(request.source or request.model)
     is_comparable = engine.takes == "onnx" and engine.suffix == source.suffix and not request.worked_around
     if request.precision != "int8" or not is_comparable or foreign_isa_warnings(request.spec.isa):
@@ -99,12 +101,12 @@ def _speed_warning(engine: Engine, request: BuildRequest, path: Path) -> list[st
         ):
             feeds, _ = run_on(model, request.sample, float_runner.infer, inputs=float_runner.io.inputs)
             return slower_note(float_runner.prepare(feeds), artifact.prepare(feeds))
-    except QCompileError:  # the float file may lack rewrites for this runtime
+    except QCompileError:  # without rewrites for this runtime, the float file may not run
         return []
 
 
 def _build(engine: Engine, request: BuildRequest, path: Path) -> BuildOutcome:
-    """Run the engine's build. If it fails after writing a file, save the file if `keeps_rejected`."""
+    """Run the engine's build. If the build fails after writing a file, `keep_rejected` may save the file."""
     try:
         return engine.build(replace(request, output=path))
     except BuildError as error:
@@ -115,10 +117,7 @@ def _build(engine: Engine, request: BuildRequest, path: Path) -> BuildOutcome:
 
 
 def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
-    """Rename an artifact that failed verification to `NAME.rejected.SUFFIX`; return a text for the hint.
-
-    A build can take an hour, and the file can still be run, measured and inspected.
-    """
+    """Rename an artifact that failed verification to `NAME.rejected.SUFFIX`; return a text for the hint."""
     final_path = final.with_name(f"{final.stem}.rejected{final.suffix}")
     with writing(final_path) as rejected_path:
         path.replace(rejected_path)
@@ -171,9 +170,9 @@ def _manifest(
 def _count_layers(
     request: BuildRequest, outcome: BuildOutcome, counts: Mapping[str, int]
 ) -> dict[str, object]:
-    """Return the counts of all layers that multiply, planned or not: those in the precision, and the others.
+    """Count all layers that multiply, planned or not: those in the precision, and those in float.
 
-    Empty if the precision is not in the graph: for floats, and if the runtime calibrates.
+    Return an empty dict for float precisions, without multiply-adds, and if the runtime calibrates.
     """
     precision = request.precision
     if precision not in BY_SIGNAL or not counts or request.spec.calibrator:
@@ -199,7 +198,6 @@ def _count_layers(
 
 
 def _mostly_float_warning(precision: str, computing: Mapping[str, Any]) -> list[str]:
-    """Return a warning if less than half of the arithmetic is in the precision."""
     if not computing or computing["share"] >= _MOSTLY_FLOAT_SHARE:
         return []
     floats = computing["all"] - computing["in_precision"]
@@ -210,7 +208,7 @@ def _mostly_float_warning(precision: str, computing: Mapping[str, Any]) -> list[
 
 
 def _float_layer_warning(request: BuildRequest, counts: Mapping[str, int]) -> list[str]:
-    """Return a warning on layers without Q/DQ because the runtime would compute them in float."""
+    """Return a warning on layers that have no Q/DQ because the runtime would compute them in float."""
     layers = request.left_in_float
     if not layers:
         return []
@@ -241,8 +239,7 @@ def _sources(engine: Engine, request: BuildRequest) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PrecisionVerdict:
-    """Verdict on the precision of an artifact: the failure (empty if it passes), warnings on layers that
-    missed it or are unreported, and the proof for the manifest."""
+    """Verdict on an artifact's precision: the failure if it fails, warnings, and proof for the manifest."""
 
     failure: str
     warnings: Sequence[str] = ()
@@ -254,8 +251,8 @@ def judge_precision(
 ) -> PrecisionVerdict:
     """Compare the planned layers with those that reached the precision.
 
-    `multiply_adds` has nodes by name, as far as they are known. With `strict`, one missed layer fails, and
-    evidence does not replace a report.
+    `multiply_adds` maps node names to counts, as far as known. With `strict`, one missed layer fails, and
+    evidence does not replace a report of the runtime.
     """
     layers, text = outcome.layers, _reached_text(precision, outcome)
     if (outcome.reached < 1 and not (layers and layers.unreported)) or outcome.planned < 1:
@@ -299,7 +296,7 @@ def judge_precision(
     if layers.missed and (strict or missed > ALLOWED_SHARE):
         return PrecisionVerdict(texts[0], (), proof)
     if unproven > _UNREPORTED_SHARE and (strict or not layers.evidence):
-        return PrecisionVerdict(f"{precision} was asked for and cannot be proven: {texts[-1]}", (), proof)
+        return PrecisionVerdict(f"{precision} was requested and cannot be proven: {texts[-1]}", (), proof)
     return PrecisionVerdict("", tuple(texts), proof)
 
 
@@ -313,7 +310,7 @@ def _reached_text(precision: str, outcome: BuildOutcome) -> str:
         each = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
         counts = ", ".join(each) or "no layer computes"
     return (
-        f"{precision} was asked for; {outcome.reached} of {outcome.planned} layers that compute "
+        f"{precision} was requested; {outcome.reached} of {outcome.planned} layers that compute "
         f"reached it ({counts})"
     )
 
@@ -326,10 +323,10 @@ def layers_to_leave_in_float(
     float_layers: Mapping[str, str],
     quantize_without: Callable[[Mapping[str, str]], Graph],
 ) -> Mapping[str, str]:
-    """Return the layers that an engine computes in float, or for which it refuses the graph, with reasons.
+    """Map each layer that the engine computes in float, or for which it refuses the graph, to the reason.
 
-    `source` is the float model; `quantize_without` quantizes with the given layers in float, of which
-    `float_layers` are already known. Raise the engine's BuildError if the search finds no such layers.
+    `source` is the float model. `quantize_without` quantizes the model with the given layers in float;
+    `float_layers` were found earlier. Raise the engine's BuildError if the search finds no such layers.
     """
     try:
         return engine.missed_layers(request)
@@ -366,11 +363,11 @@ def refused_layers(
     trials: int = _TRIALS,
     alike: Callable[[str], object] | None = None,
 ) -> list[str] | None:
-    """Return layers without which the runtime takes the graph, or None if the trials do not suffice.
+    """Return layers to leave in float so that the runtime accepts the graph; None if the trials end first.
 
-    The runtime refuses all layers together. `takes` returns whether it accepts a graph with only these layers
-    as planned. After half of the trials, the search tries whether the kinds of the refused layers (`alike`)
-    cover all refused layers, since a network repeats its kinds of layers.
+    The runtime must refuse the graph with all layers quantized. `takes` returns whether it accepts a graph
+    with only the given layers quantized; `alike` returns a layer's kind. A network repeats its kinds of
+    layers, so after half of the trials the search leaves all layers of the refused kinds in float at once.
     """
     accepted: list[str] = []
     refused: list[str] = []
@@ -394,7 +391,7 @@ def refused_layers(
 
 
 def _kind_of_layer(model: onnx.ModelProto) -> Callable[[str], object]:
-    """Return a function from a layer to its kind: its operator, and which of its operands are stored."""
+    """Return a function from a layer to its kind: operator, and which of two operands are constants."""
     stored = constant_names(model)
     kinds = {
         node.name: (node.op_type, *(name in stored for name in node.input[:2])) for node in model.graph.node

@@ -1,4 +1,4 @@
-"""Deviation of an artifact's outputs from its graph, as sums over all samples; the rule is in `values`."""
+"""Deviation of an artifact's outputs from its graph's, as sums over all samples; `values` has the rule."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..model.outputs.masks import without_masks
 
 @dataclass
 class Deviation:
-    """Sums over all samples of one output; `ref`, `plain` and `out` are as in `values`. For labels, the error
-    sums are numbers of elements that differ."""
+    """Sums over all samples of one output. `values` defines `ref`, `plain` and `out`. For labels, the error
+    sums count the elements that differ."""
 
     elements: int = 0
     amax: float = 0.0  # largest magnitude of ref
@@ -25,13 +25,13 @@ class Deviation:
     total: float = 0.0  # Σ|out − plain|²
     error: float = 0.0  # Σ|out − ref|²
     labels: bool = False  # whether the elements are not floats
-    mismatch: str = ""  # how its shape or type differs from the graph's output
-    promised: str = ""  # how its shape differs from the declared one
-    uncompared: str = ""  # why its elements do not correspond to the graph's
+    mismatch: str = ""  # how the output's shape or type differs from the graph's
+    declared_mismatch: str = ""  # how the output's shape differs from the declared shape
+    uncompared: str = ""  # why the elements do not correspond to the graph's elements
 
     def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
-        """Add a batch. The error becomes infinite if `out` is not finite where `ref` is, or differs in masks,
-        infinities or NaN."""
+        """Add a batch. The error becomes infinite if `ref` and `out` differ in infinities, NaN or masks (huge
+        values of invalid elements)."""
         self.elements += ref.size
         if ref.dtype.kind != "f":
             self.labels = True
@@ -54,17 +54,16 @@ class Deviation:
             self.error += float((c - a) @ (c - a))
 
     @property
-    def is_other(self) -> bool:
-        """Whether its shape or its type is wrong."""
-        return bool(self.mismatch or self.promised)
+    def has_wrong_shape_or_type(self) -> bool:
+        return bool(self.mismatch or self.declared_mismatch)
 
     def excess(self, *, integers: bool, noise_db: float | None) -> float:
         """Return the error that execution adds, as a share of the allowed error; above 1 the output fails.
 
-        The floor applies if the artifact rounds to `integers`. `noise_db` is the signal-to-noise ratio that
-        float arithmetic may cost; None without this allowance.
+        `integers` applies the floor of `values`, for artifacts that round to integers. `noise_db` is the
+        signal-to-noise ratio that float arithmetic may cost; None allows no such noise.
         """
-        if self.is_other:
+        if self.has_wrong_shape_or_type:
             return math.inf
         added = self.total - self.quantization
         if added <= 0 or self.uncompared:
@@ -78,11 +77,11 @@ class Deviation:
         return added / allowed if allowed else math.inf
 
     def words(self, name: str) -> str:
-        """Return the signal-to-noise ratio against the graph, and that of quantization, as text."""
-        if self.is_other:
-            return f"output {name!r} {self.mismatch or self.promised}"
+        """Return, as text, the signal-to-noise ratios of artifact and quantization, or other differences."""
+        if self.has_wrong_shape_or_type:
+            return f"output {name!r} {self.mismatch or self.declared_mismatch}"
         if self.labels:
             return f"output {name!r}: {self.error:.0f} of {self.elements} elements differ from its graph"
         equal = f"{decibels(self.signal, self.error):.1f} dB from" if self.error else "equal to"
-        quantized = f", which has {decibels(self.signal, self.quantization):.1f} dB"
+        quantized = f" (quantization: {decibels(self.signal, self.quantization):.1f} dB)"
         return f"output {name!r}: {equal} its graph{quantized if self.quantization else ''}"

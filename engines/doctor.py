@@ -1,7 +1,7 @@
-"""Report which precisions each target builds and runs on this machine, and which of them have instructions.
+"""Report which precisions each target (runtime) builds and runs here, and which of them have instructions.
 
-The states follow from the engines' options, instruction sets and NVIDIA's tables, not from measurements;
-docs/doctor.md explains them. The report also has the extras, defects of the installation, and the machine.
+The states follow from the engines' code, instruction sets and NVIDIA's tables, not from measurements;
+docs/precision.md explains them. The report also has the pip extras, known defects, and the machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TENSORRT_HINT = (
 )
 _OLDEST_CAPABILITY = 70
 _RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
-"""Of TensorRT-RTX 1.7, which on the first multiplies matrices only in FP16 and INT8."""
+"""Compute capabilities of TensorRT-RTX 1.7, which on sm75 multiplies matrices only in FP16 and INT8."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TargetState:
 
 @dataclass(frozen=True)
 class PrecisionState:
-    """A target's precision on a device ("cpu", or a compute capability), why it is not fast, and the fix."""
+    """A target's precision on a device ("cpu", "sm86", "gpu" if absent), why it is not fast, and the fix."""
 
     target: str
     device: str
@@ -76,11 +76,11 @@ class PrecisionState:
 def precision_states(
     targets: Sequence[TargetState], gpus: Sequence[GpuTypes], *, here: bool
 ) -> list[PrecisionState]:
-    """Return the state of each target's precisions: on this processor, and for TensorRT's on each GPU; `here`
-    is False for GPUs that the user named, which may be absent."""
+    """Return the state of each precision: for TensorRT's targets on each GPU, for others on this processor.
+    `here` is False if the user named the GPUs, which may then be absent."""
     states = []
     for target in targets:
-        for precision in PRECISIONS if target.target in TARGETS else ():  # a baseline is not built
+        for precision in PRECISIONS if target.target in TARGETS else ():  # eager PyTorch builds nothing
             if target.target not in TENSORRT_TARGETS:
                 verdicts = {"cpu": _on_cpu(target, precision)}
             else:
@@ -117,7 +117,7 @@ def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
 
 
 def _cpu_hint(precision: Precision) -> str:
-    """Return a hint: the targets that compute in a precision on processors that support it, or INT8."""
+    """Return the hint to choose INT8, or a target that uses the precision if a processor supports it."""
     runtimes = [runtime for runtime in map(engine, CPU_TARGETS) if precision in runtime.precisions]
     targets = [runtime.name for runtime in runtimes if runtime.verdict(precision) is None]
     instead = f"`target` {' or '.join(targets)} where the processor has it, or " if targets else ""
@@ -132,7 +132,7 @@ def _on_gpu(target: TargetState, precision: Precision, gpu: GpuTypes, *, here: b
         capabilities = ", ".join(f"sm{number}" for number in _RTX_BUILDS_FOR)
         return "no", f"TensorRT-RTX builds for {capabilities}", "choose `target` tensorrt"
     if rtx and gpu.number == _RTX_BUILDS_FOR[0] and precision not in ("fp16", "int8"):
-        reason = f"TensorRT-RTX multiplies matrices of fp16 and int8 alone on {gpu.capability}"
+        reason = f"TensorRT-RTX multiplies only matrices of fp16 and int8 on {gpu.capability}"
         return "no", reason, "choose `precision` fp16 or int8, or `target` tensorrt"
     if gpu.number < _OLDEST_CAPABILITY:
         return "no", f"TensorRT 10 begins with sm{_OLDEST_CAPABILITY}", ""
@@ -165,15 +165,15 @@ _ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     121: ("Blackwell (Spark)", _BLACKWELL),
 }
 _TENSOR_CORE_TYPES = {"fp32": "", "nvfp4": "FP4", "mxfp8": "FP4"}
-"""Precision to the type it needs, if the names differ. MXFP8 came with FP4, in compute capability 10.0."""
+"""Tensor Core types of precisions with other names. MXFP8 came with FP4, in compute capability 10.0."""
 _INT4_WEIGHTS = 80
-"""TensorRT-RTX Support Matrix: products of INT4 weights ("WoQ GEMM") from 8.6 on, not on 7.5."""
+"""The TensorRT-RTX Support Matrix lists products of INT4 weights ("WoQ GEMM") from 8.6 on, not on 7.5."""
 
 
 @dataclass(frozen=True)
 class GpuTypes:
-    """A compute capability ("sm86"), its architecture, the types that its Tensor Cores multiply, and a note
-    if these are from the row of an older capability."""
+    """A compute capability ("sm86"), its architecture, and the types that its Tensor Cores multiply. If the
+    tables lack the capability, the types are those of the next lower one, which `note` names."""
 
     capability: str
     architecture: str
@@ -185,7 +185,7 @@ class GpuTypes:
         return int(self.capability.removeprefix("sm"))
 
     def why_not(self, precision: str) -> str:
-        """Return why the Tensor Cores do not multiply in a precision; empty if they do."""
+        """Return which Tensor Core type the capability lacks for a precision, as text; empty for none."""
         if precision == "int4":
             return "" if self.number >= _INT4_WEIGHTS else f"{self.capability} has no product of INT4 weights"
         needed = _TENSOR_CORE_TYPES.get(precision, precision.upper())
@@ -196,7 +196,7 @@ class GpuTypes:
 
 
 def gpu_types(capability: str) -> GpuTypes:
-    """Return the types of a compute capability ("sm86", "86" or "8.6"), which this machine may lack."""
+    """Return the types of a compute capability ("sm86", "86" or "8.6"); this machine need not have it."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[a-z]?", capability.strip().lower(), re.ASCII)
     number = int(match[1]) * 10 + int(match[2]) if match else 0
     below = [row for row in _ROWS if row <= number]
@@ -211,13 +211,13 @@ _TORCH_HINT = "install torch and torchvision of one build together: https://pyto
 _CHECKED_PACKAGES = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
 """Packages that fail to import if installed versions do not meet their requirements."""
 
-Requirements = Callable[[str], Sequence[str] | None]  # of an installed distribution
+Requirements = Callable[[str], Sequence[str] | None]  # maps an installed distribution to its requirements
 
 
 @dataclass(frozen=True)
 class ExtraState:
-    """An extra: "installed", "missing", "incomplete", or "broken" by versions that conflict; the missing
-    packages, the conflict, and the command that fixes it."""
+    """State of a pip extra of qcompile: "installed", "missing", "incomplete", or "broken" by conflicting
+    versions; the missing packages, the conflict, and the command that fixes the state."""
 
     extra: str
     state: str
@@ -270,7 +270,7 @@ def clash(name: str, version_of: Versions, asks: Requirements) -> str:
 
 @dataclass(frozen=True)
 class TensorFlowState:
-    """The Python interpreter for TensorFlow models, versions installed there, its problem, and the fix."""
+    """The Python interpreter for TensorFlow models, its packages' versions, its problem, and the fix."""
 
     python: str
     versions: dict[str, str]
@@ -289,7 +289,7 @@ class Problem:
 @dataclass(frozen=True)
 class Diagnosis:
     """Result of `doctor`: installed versions, the state of every target, extra and precision, known defects,
-    the processor, the GPUs, and the Tensor Core types of these or of the requested GPUs."""
+    the processor, the GPUs, and the Tensor Core types of the requested GPUs, else of this machine's."""
 
     python: str
     system: str
@@ -312,7 +312,7 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
         options: Fields of `DoctorCommand` by name, in place of those of `spec`.
 
     Raises:
-        InvalidOption: If a value of `gpus` is not a compute capability, or one of `python` is malformed.
+        InvalidOption: If a value of `gpus` is not a compute capability, or a value of `python` is malformed.
     """
     spec = spec_from_call(DoctorCommand, spec, options)
     named_types = [gpu_types(text) for text in spec.gpus]
@@ -342,7 +342,7 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
 
 
 def machine_facts() -> dict[str, object]:
-    """Return the processor with INT8's effect on graphs for it, usable threads, memory, and free disk."""
+    """Return the processor, how INT8 graphs are fitted to it, usable threads, memory, and free disk."""
     cpu, isa = processor(), isa_here()
     fitted = "weights are fitted so that no pair of products overflows, which costs accuracy"
     cost = "activations are signed" if is_arm() else fitted if isa == "avx2" else "weights use all 8 bits"
@@ -353,7 +353,7 @@ def machine_facts() -> dict[str, object]:
 
 
 def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
-    """Query the interpreter for TensorFlow models; TensorFlow is not imported."""
+    """Return the state of the interpreter for TensorFlow models; TensorFlow is not imported."""
     python = tensorflow_python(texts)
     try:
         versions = tensorflow_versions(python)
@@ -370,7 +370,7 @@ def find_problems(installed: set[str], version_of: Callable[[str], str] = instal
     runtimes = [name for name in sorted(ONNX_RUNTIMES) if name in installed]
     numpy = version_of("numpy") if "numpy" in installed else ""
     tensorrt = version_of("tensorrt") if "tensorrt" in installed else ""
-    # TensorRT 8 is built with a pybind11 before 2.12, the first to support numpy 2; all else needs numpy 2.
+    # TensorRT 8 uses a pybind11 without support for numpy 2 (before 2.12); other packages use numpy 2.
     is_old, needs_old = numpy.startswith("1."), tensorrt.startswith("8.")
     other, fix = other_distribution() if "qcompile" in installed else ("", "")
     states = (

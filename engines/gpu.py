@@ -1,4 +1,4 @@
-"""Query this machine's GPUs through the CUDA driver, without a package; time inferences with CUDA events."""
+"""Query this machine's GPUs through the CUDA driver, without a package; time inferences by CUDA events."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MAJOR, _MINOR = 75, 76
 _TEXT_BYTES = 256
 _MAX_GPUS = 64
 ALL = "all"
-"""Value of `devices` for every GPU of the machine."""
+"""Value of `devices` for every GPU of the machine, each measured by itself."""
 
 
 @dataclass(frozen=True)
 class Gpu:
     """A CUDA device: name ("NVIDIA H200"), compute capability ("sm90"), total memory, and the newest CUDA
-    version of its driver ("12.8")."""
+    version that its driver supports ("12.8")."""
 
     name: str
     architecture: str
@@ -43,12 +43,12 @@ def parse_device(text: str) -> int | None:
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
     if match is None:
         problem = f"`devices` {text!r}: cpu, cuda or cuda:NUMBER is required"
-        raise InvalidOption(problem, hint="give all alone" if text == ALL else "", option="devices")
+        raise InvalidOption(problem, hint="give only all" if text == ALL else "", option="devices")
     return None if text == "cpu" else int(match[1] or 0)
 
 
 def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
-    """Return the number of each GPU, in order, and None for the processor; only GPU 0 for "all"."""
+    """Return the GPU number of each text, or None for "cpu"; (0,) for "all"."""
     if is_every_gpu(texts):
         return (0,)
     numbers = tuple(parse_device(text) for text in texts)
@@ -60,7 +60,6 @@ def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def is_every_gpu(texts: Sequence[str]) -> bool:
-    """Return whether `texts` is "all": every GPU of the machine, each measured by itself."""
     return tuple(texts) == (ALL,)
 
 
@@ -88,7 +87,7 @@ def why_not_gpu(index: int) -> str:
 
 
 def find_gpu(index: int = 0) -> Gpu | None:
-    """Return the device of a number; None if it is missing."""
+    """Return the CUDA device with number `index`; None if it is missing."""
     try:
         driver, device = _device(index)
         name = _text(driver, device, "cuDeviceGetName")
@@ -107,8 +106,8 @@ def find_gpus() -> list[Gpu]:
 
 
 def bus_id(index: int) -> str:
-    """Return a device's PCI address ("0000:3b:00.0"), empty if the device is missing. NVML uses the same
-    address; CUDA's device numbers depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
+    """Return a device's PCI address ("0000:3b:00.0"); empty if the device is missing. NVML uses the same
+    address, while CUDA's device numbers depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
     try:
         return _text(*_device(index), "cuDeviceGetPCIBusId")
     except CudaError:
@@ -132,16 +131,16 @@ _NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Durations of inferences on one stream, each int64 nanoseconds, shape [iterations].
+    """Durations of inferences on one stream, each an array of int64 nanoseconds, shape [iterations].
 
-    CUDA events resolve about half a microsecond (cuEventElapsedTime).
+    CUDA events measure the first two, to about half a microsecond (cuEventElapsedTime).
 
     Attributes:
-        compute: From events between the copies. Includes gaps between kernels if the host takes longer to
-            enqueue an inference than the device to compute it: compare with `enqueue`.
-        with_transfers: From events around the copies; excludes filling page-locked memory with the feeds, and
-            copies out of it. Inputs on the device are copied only for a CUDA graph.
-        enqueue: Host time inside `execute_async_v3`, the launch of the CUDA graph, or `forward()`.
+        compute: From the end of the upload to the start of the download. Includes gaps between kernels if
+            the host takes longer to enqueue an inference than the device to compute it (see `enqueue`).
+        with_transfers: From the start of the upload to the end of the download. Excludes copies on the host
+            to and from page-locked memory. Inputs on the device are copied only for a CUDA graph.
+        enqueue: Host time to enqueue: `execute_async_v3`, the launch of the CUDA graph, or `forward()`.
     """
 
     compute: NDArray[np.int64]
@@ -159,8 +158,8 @@ def time_runs(
 ) -> GpuTimes:
     """Time inferences on a stream as trtexec does: enqueue an inference before waiting for the previous one.
 
-    trtexec: samples/common/sampleInference.cpp of 10.16, `IterationBase`: depth 2, and a `sync` that waits
-    for an event. More in flight would fill the driver's launch queue, and enqueueing would block.
+    trtexec of TensorRT 10.16 (`IterationBase`, samples/common/sampleInference.cpp) also has two inferences in
+    flight, and waits for an event. More would fill the driver's launch queue, and enqueueing would block.
     """
     events = [[make_event() for _ in range(4)] for _ in range(2)]
     times = np.zeros((3, iterations), np.int64)

@@ -27,17 +27,17 @@ PARAMETERS = {
     "cuStreamCreate": "Pi", "cuStreamDestroy": "p", "cuStreamEndCapture": "pP", "cuStreamSynchronize": "p",
     "cuStreamWaitEvent": "ppi",
 }  # fmt: skip
-"""Function to its parameters in C: p has 64 bits, i is an int, f a float; capitals are results."""
+"""Maps a function to its C parameters: p has 64 bits, i is an int, f a float; a capital marks a result."""
 ENDINGS = {"cuGraphInstantiate": "WithFlags"} | dict.fromkeys(
     ("cuCtxPopCurrent", "cuCtxPushCurrent", "cuDeviceTotalMem", "cuEventDestroy", "cuMemAlloc", "cuMemFree",
      "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync", "cuMemcpyHtoD", "cuMemcpyHtoDAsync",
      "cuStreamBeginCapture", "cuStreamDestroy"), "_v2",
 )  # fmt: skip
-"""Function to the suffix of its symbol in libcuda since CUDA 11.4 (`#define cuMemAlloc cuMemAlloc_v2`)."""
+"""Maps a function to its symbol's suffix in libcuda since CUDA 11.4 (`#define cuMemAlloc cuMemAlloc_v2`)."""
 
 
 class CudaError(Exception):
-    """A driver function failed; the message names it and the error."""
+    """A driver function failed (the message names the function and the error), or no driver is installed."""
 
 
 class CudaOutOfMemory(CudaError):
@@ -58,7 +58,7 @@ def load_library() -> Any:
 
 
 class Libcuda:
-    """The driver's functions by name."""
+    """Calls the driver's functions by name."""
 
     def __init__(self) -> None:
         self.library = load_library()
@@ -76,7 +76,7 @@ class Libcuda:
         values = [next(outputs) if kind.isupper() else _TYPES[kind](next(inputs)) for kind in kinds]
         try:
             symbol = getattr(self.library, function + ENDINGS.get(function, ""))
-        except AttributeError as error:  # the driver is older
+        except AttributeError as error:  # the driver is older than the function
             raise CudaError(f"{function}: {first_line(error)}") from error
         if code := symbol(*values):
             raise (CudaOutOfMemory if code == _OUT_OF_MEMORY else CudaError)(self._failure(function, code))

@@ -1,11 +1,11 @@
-"""Reduce a graph and its inputs to a smaller case that still shows the same failure.
+"""Reduce a case (a graph and its input values) to a smaller case that still shows the same failure.
 
 1. Nodes: remove halves of the nodes, then quarters, down to single nodes (Zeller and Hildebrandt, Simplifying
-   and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28, 2002). A tensor from a
-   removed node to a remaining one becomes an input, with its former value.
-2. Nodes between a tensor and another of the same shape and type: the first replaces the second.
-3. Extents: shorten every axis of one extent, in inputs and stored tensors.
-4. Values: replace stored tensors and inputs by ones, or round them to 0 to 2 digits.
+   and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28, 2002). If a remaining
+   node reads a tensor of a removed node, that tensor becomes an input with its former value.
+2. Nodes with an input of the same shape and type as the output: the input replaces the output.
+3. Extents: shorten all axes of the same extent together, in inputs and stored tensors.
+4. Values: replace stored tensors and inputs by ones, or round them to 0 to 2 decimal digits.
 
 Polygraphy's `debug reduce` does a part of step 1, with one command line for each attempt.
 """
@@ -36,7 +36,7 @@ from ..spec.tensors import Feeds
 
 Values = Mapping[str, NDArray[Any]]
 _MAX_SHAPE_ELEMENTS = 64
-"""Most elements of an int64 tensor that counts as a shape or axes; it remains a constant."""
+"""Largest size of an int64 tensor that counts as a shape or axes; such a tensor becomes a constant."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Enough(Exception):
 
 
 def reduce_case(case: Case, values_of: Callable[[Case], Values], shows: Shows) -> Case:
-    """Return the smallest case found; `shows` ends the search by `Enough`.
+    """Return the smallest case found; `shows` ends the search by raising `Enough`.
 
-    `values_of` returns all tensors of a case that have a type in numpy.
+    `values_of` returns the values of all tensors of a case, except types that numpy lacks.
     """
     best = case
 
@@ -88,7 +88,7 @@ def reduce_case(case: Case, values_of: Callable[[Case], Values], shows: Shows) -
 
 
 def with_plain_names(case: Case) -> Case:
-    """Return a case whose inputs are x0, x1, ..., stored tensors w0, ..., and others t0, ..."""
+    """Return a case with plain names: inputs x0, x1, ..., stored tensors w0, ..., other tensors t0, ..."""
     model = copy_model(case.model)
     graph = model.graph
     store_constants(graph)
@@ -111,7 +111,7 @@ def with_plain_names(case: Case) -> Case:
 
 
 def part_of(case: Case, indices: Sequence[int], values: Values, shapes: Mapping[str, Any]) -> Case | None:
-    """Return the nodes at these indices as a graph; None without all input values, or without outputs."""
+    """Return the nodes at these indices as a case; None if it lacks inputs, their values, or outputs."""
     graph = case.model.graph
     nodes = [graph.node[index] for index in indices]
     produced = {name for node in nodes for name in node.output if name}
@@ -142,7 +142,7 @@ def part_of(case: Case, indices: Sequence[int], values: Values, shapes: Mapping[
 
 
 def _value_info(name: str, value: NDArray[Any], shape: Any) -> onnx.ValueInfoProto:
-    """Return an input or output of the value's type; of the inferred shape if that has no unknown extent."""
+    """Return an input or output with the value's type, and its inferred shape if all extents are known."""
     is_known = shape is not None and len(shape) == value.ndim and "" not in shape
     dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
     return onnx.helper.make_tensor_value_info(name, dtype, shape if is_known else value.shape)
@@ -182,7 +182,7 @@ def _shape_and_dtype(values: Values, name: str) -> tuple[tuple[int, ...], np.dty
 
 
 def _bypass_node(case: Case, name: str, source: str) -> Case | None:
-    """Return the case with `source` in place of tensor `name`; None if `name` is an output."""
+    """Return the case with `source` in place of the tensor `name`; None if `name` is an output."""
     if name in {value.name for value in case.model.graph.output}:
         return None
     model = copy_model(case.model)
@@ -196,7 +196,7 @@ def _bypass_node(case: Case, name: str, source: str) -> Case | None:
 
 
 def _shorten_axes(best: Callable[[], Case], accept: Callable[[Case | None], bool]) -> None:
-    """Try shorter extents, the longest axis first: 1, 2, half, one less."""
+    """Try the extents 1, 2, half, and one less, first for the axes with the largest extent."""
     tried: set[tuple[int, int]] = set()
     while True:
         arrays = [*best().feeds.values(), *map(tensor_values, best().model.graph.initializer)]
@@ -244,7 +244,7 @@ def _simplify_values(best: Callable[[], Case], accept: Callable[[Case | None], b
 
 
 def _simpler_forms(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield forms of an array that are easier to read, the plainest first; nothing for small int64 arrays."""
+    """Yield simpler values of an array, the simplest first; nothing for shapes and non-numeric types."""
     if array.dtype.kind not in "fiu" or (array.dtype == np.int64 and array.size <= _MAX_SHAPE_ELEMENTS):
         return
     forms: Iterable[NDArray[Any]] = [np.ones_like(array)]

@@ -1,6 +1,6 @@
 """Find engines by name, report their capabilities, and load any artifact with its engine.
 
-The rows are in `spec.engines`. Capabilities are data: together with the spec, they decide the graph to build.
+`spec.engines` registers the engines. Capabilities are data that, with the options, decide the graph to build.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def names() -> tuple[str, ...]:
 
 
 def packages_of(engine_names: Iterable[str]) -> dict[str, str]:
-    """Return distribution to module, for all distributions that decide builds and runs of these engines."""
+    """Map each distribution that affects builds or runs of these engines to its module."""
     return {package: module for name in engine_names for package, module in engine(name).packages.items()}
 
 
@@ -44,7 +44,7 @@ def engine(name: str) -> Engine:
 
     Raises:
         InvalidOption: If no engine has the name.
-        EngineUnavailable: If its class cannot be imported, or does not match its row.
+        EngineUnavailable: If the engine's class cannot be imported, or does not match its entry.
     """
     if name not in rows():
         problem = f"target {name!r} is unknown; known are {', '.join(names())}"
@@ -65,12 +65,12 @@ def engine(name: str) -> Engine:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The properties of an engine that decide its graph; names shared with `Engine` have the same meaning.
+    """The properties of an engine that decide its graph. Names shared with `Engine` have the same meaning.
 
     Attributes:
-        in_graph: Each supported precision to the precision that the graph must have for it.
-        in_graph_if_weak: `in_graph` for weak types; empty if the engine does not support them.
-        tells_missed: Whether it reports, before the build, which quantized layers it would compute in float.
+        in_graph: Maps each supported precision to the precision that the graph must have for the build.
+        in_graph_if_weak: `in_graph` for weakly typed networks; empty if the engine supports none.
+        tells_missed: Whether the engine reports, before a build, the quantized layers that run in float.
     """
 
     target: str
@@ -87,16 +87,16 @@ class Capabilities:
     in_graph_if_weak: Mapping[str, str] = field(default_factory=dict)
 
     def needed(self, precision: str, *, weak: bool = False) -> str:
-        """Return the precision that the graph must have for a requested one."""
+        """Return the precision that the graph must have for a requested precision."""
         return (self.in_graph_if_weak if weak and self.in_graph_if_weak else self.in_graph)[precision]
 
     def as_json(self) -> dict[str, object]:
-        """Return the form for the key of a stage."""
+        """Return the capabilities as a part of a stage's key."""
         return asdict(self)
 
 
 def capabilities_of(engine: Engine) -> Capabilities:
-    """Return the capabilities of an engine with the version and the GPU of this machine."""
+    """Return the capabilities of an engine, for its installed version and the GPU of this machine."""
     operators = engine.operators()
     weak = {precision: engine.graph_precision_if_weak(precision) for precision in engine.precisions}
     return Capabilities(
@@ -124,25 +124,25 @@ def load(
     device: int | str | None = None,
     **options: Unpack[LoadKeywords],
 ) -> Runner:
-    """Return a runner for an artifact or a MODEL.
+    """Return a runner for an artifact or a MODEL (a PyTorch model by its name on the command line).
 
-    An engine file is executable code. It is loaded only if it matches its manifest's digest and was built for
-    the device; both are checked before TensorRT reads it.
+    An engine file is executable code. Without `trust`, it is loaded only if it matches its manifest's digest
+    and was built for the device; both are checked before TensorRT reads it.
 
     Args:
-        artifact: A file with a manifest, an ONNX file, or a PyTorch MODEL spelling.
+        artifact: A file with a manifest, an ONNX file, or a MODEL.
         spec: Options.
         io: Inputs and outputs of a MODEL that does not declare them.
         device: "cpu", "cuda:1", or the number of a GPU; None for the engine's default, which is the processor
-            for all but TensorRT's.
+            except for TensorRT and TensorRT-RTX.
         options: Fields of `LoadSpec` by name, in place of those of `spec`.
 
     Raises:
         MissingFile: If the file does not exist.
-        InvalidOption: If its engine does not run on the device, or supports no streams and CUDA graphs.
-        ArtifactError: If the file does not match its manifest, was built for something else, or holds INT8
-            that this processor computes wrongly.
-        EngineUnavailable: If its runtime cannot run here.
+        InvalidOption: If the engine does not run on the device, or `streams` or `cuda_graph` is unsupported.
+        ArtifactError: If the file does not match its manifest, was built for another device or version, or
+            has INT8 layers that overflow on this processor.
+        EngineUnavailable: If the engine's runtime cannot run here.
     """
     spec, text = spec_from_call(LoadSpec, spec, options), str(artifact)
     name = engine_of(text, trust=spec.trust)
@@ -165,7 +165,7 @@ def load(
 def engine_of(artifact: str, *, trust: bool = False) -> str:
     """Return the name of the engine that runs an artifact: from its manifest, else from its file name.
 
-    An engine file without a manifest is accepted only with `trust`; its first bytes then decide.
+    A TensorRT engine without a manifest requires `trust`; its first bytes then distinguish the targets.
     """
     path = Path(artifact)
     if path.suffix in (".engine", ".plan"):

@@ -1,9 +1,9 @@
 """Reduce a failure of a runtime to the smallest graph that shows it, and write a folder for a bug report.
 
-A graph fails if the runtime crashes, refuses it, hangs, or computes values that are wrong by the rule of
-`values`. Each attempt runs the script of the folder in a worker process. It shows the same failure if
-the signal or the message matches, up to names and numbers, or if the error, in multiples of the allowed one,
-is at least a quarter of the first.
+A graph fails if the runtime refuses it, crashes, hangs, or computes values that are wrong by the rule of
+`values`. Each attempt runs the runtime's script on a graph in a worker process. The attempt shows the same
+failure if it hangs again, or if the signal or message matches, apart from names and numbers. For wrong
+values, the error in multiples of the allowed error must exceed a quarter of the first, 1.5 to 100.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Kind = Literal["dies", "refuses", "hangs", "wrong"]
 _REPORT = "report.json"
 _TIMEOUT_S = 120.0
 _RANDOM_INPUTS = 4
-"""Number of random inputs to try beside the samples."""
+"""Number of random inputs to try in addition to the samples."""
 _MIN_EXCESS = 1.5
-"""Least error of a smaller graph, in multiples of the allowed error: just above 1, it may be chance."""
+"""Least error of a smaller graph, in multiples of the allowed error; an error just above 1 may be chance."""
 _NAMES = re.compile(r"""(["']).*?\1|[\[{(<].*[\]})>]|\S*[\d/_]\S*""")
-"""Parts that differ between the messages of one failure: names, places, numbers."""
+"""Parts that differ between the messages of one failure: names, source positions, numbers."""
 WRONG = """
 expected = dict(np.load("expected.npz"))
 for name, array in expected.items():
@@ -66,7 +66,7 @@ class Failure:
     excess: float = 0.0
 
     def is_like(self, other: Failure) -> bool:
-        """Return whether it is the failure `other`, on another graph."""
+        """Return whether this failure is the failure `other`, on another graph."""
         if self.kind != other.kind:
             return False
         if self.kind == "wrong":
@@ -79,7 +79,7 @@ def _pattern(words: str) -> str:
 
 
 class _NoOutputs(Exception):
-    """Raised by `_Script`, through the comparison, if it has no outputs: its script failed or only builds."""
+    """Raised by `_Script`, through the comparison, if a script fails, or only builds (`failure` is None)."""
 
     def __init__(self, failure: Failure | None) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Reproducer:
         folder: Contains model.onnx, inputs.npz, run.py and report.json, and expected.npz for wrong values.
         failure: The failure that `run.py` shows.
         way: How the runtime loads the model.
-        nodes_before, nodes: Numbers of nodes, of the lowered graph and of the reduced one.
+        nodes_before, nodes: Numbers of nodes in the graph as lowered for the runtime, and as reduced.
         trials: Number of graphs tried.
     """
 
@@ -107,10 +107,10 @@ class Reproducer:
 
 
 def make_reproducer(engine: Engine, request: BuildRequest, folder: Path, max_time_s: float) -> Reproducer:
-    """Find a failure of a graph lowered for a target, reduce the graph, and write a reproducer.
+    """Find a failure of a graph that was rewritten (lowered) for a target, and write a reduced reproducer.
 
     Raises:
-        ModelError: If nothing fails.
+        ModelError: If no input makes the graph fail.
         EngineUnavailable: If the engine has no script.
         InvalidOption: If the folder holds anything but a reproducer.
     """
@@ -143,7 +143,7 @@ def make_reproducer(engine: Engine, request: BuildRequest, folder: Path, max_tim
 
 
 def _candidate_inputs(request: BuildRequest, model: onnx.ModelProto) -> Iterator[Feeds]:
-    """Yield the samples, and random inputs if the graph takes them."""
+    """Yield the samples, and random inputs if the graph accepts them."""
     yield from request.samples
     random_input = RandomInput(model, samples=request.samples)
     names = [value.name for value in model_io(model).outputs]
@@ -164,7 +164,7 @@ class _Trials:
 
     def __init__(self, engine: Engine, request: BuildRequest, folder: Path, max_time_s: float) -> None:
         self.engine, self.request, self.folder, self.count = engine, request, folder, 0
-        self.only_builds = False  # inputs do not matter to a script that only builds
+        self.only_builds = False  # whether the script only builds, so that inputs do not matter
         self._deadline_s = time.monotonic() + max_time_s
         self._worker: Worker | None = None
         self._progress: Progress = request.progress
@@ -182,7 +182,7 @@ class _Trials:
             [sums] = comparison.deviations(case.model, path).values()
         except _NoOutputs as end:
             return end.failure
-        except QCompileError:  # the reference cannot run it
+        except QCompileError:  # the reference cannot run the graph
             return None
         excess, name = max(
             ((comparison.excess(each), name) for name, each in sums.items()), default=(0.0, "")
@@ -190,7 +190,6 @@ class _Trials:
         return Failure("wrong", sums[name].words(name), excess) if excess > 1 else None
 
     def reduce(self, case: Case, script: str, failure: Failure) -> Case:
-        """Return the smallest case with the same failure."""
         last = case.nodes
 
         def shows(trial: Case) -> bool:
@@ -206,7 +205,7 @@ class _Trials:
         return reduce_case(case, self._values, shows)
 
     def _values(self, case: Case) -> Values:
-        """Return all tensors of a case, without types that numpy lacks."""
+        """Return the values of all tensors of a case, except types that numpy lacks."""
         model = copy_model(case.model)
         types = infer_types(model)
         present = {value.name for value in model.graph.output}
@@ -279,7 +278,7 @@ class _Trials:
 
 
 def _largest_error(actual: Values, expected: Values) -> float:
-    """Return the largest difference of elements; 0 for other shapes, which no tolerance makes equal."""
+    """Return the largest difference of elements, without outputs of another shape, which never match."""
     pairs = [(actual[name], array) for name, array in expected.items() if actual[name].shape == array.shape]
     return max((float(np.abs(a - b.astype(float)).max(initial=0.0)) for a, b in pairs), default=0.0)
 
@@ -308,4 +307,4 @@ class _Script(Runner):
         return lambda: self.infer(feeds)
 
     def close(self) -> None:
-        """Do nothing: the worker process runs the next case, too."""
+        """Do nothing, because the worker process also runs the next case."""

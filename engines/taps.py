@@ -1,4 +1,4 @@
-"""Run an artifact with taps as additional outputs, from a copy of its graph beside links to its weights."""
+"""Run a copy of an artifact's graph with taps (observed tensors) as outputs, next to links to its weights."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def run_from_file(
     outputs: Mapping[str, str],
     folder: Path,
 ) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
-    """Write the tapped graph beside links to the weights, with the manifest, which has the precision; yield a
-    function from feeds to tapped tensors and outputs.
+    """Write the tapped graph next to links to the weights; yield a function from feeds to taps and outputs.
 
-    `open_artifact` opens a file with the engine's runner.
+    The artifact's manifest is written, too, because runners read the precision from it. `open_artifact` opens
+    a file with the engine's runner.
     """
     place = folder / "tapped"
     place.mkdir()
     path = weightless.path.resolve()
     for file in [path, *weightless.beside]:
-        try:  # a runtime may refuse a symbolic link out of the folder
+        try:  # a hard link, because a runtime may refuse symbolic links to other folders
             os.link(file, place / file.name)
         except OSError:  # another file system, or one without links
             shutil.copyfile(file, place / file.name)
@@ -53,6 +53,6 @@ def run_from_file(
 
 
 def with_others(outputs: Mapping[str, str], every: Iterable[Any]) -> dict[str, str]:
-    """Return tensor to output, for the taps and for the graph's other outputs."""
+    """Map each tap to its output, and the graph's other outputs to themselves."""
     taps = set(outputs.values())
     return {**outputs, **{output.name: output.name for output in every if output.name not in taps}}

@@ -1,25 +1,25 @@
-"""Verify the values of an artifact on this processor: it must compute the function of its graph.
+"""Verify that an artifact computes the values of its graph on this processor.
 
-The artifact runs on samples, in every way of loading it. Three outputs are compared, as sums over samples:
-`ref` of the graph as written, `plain` of the graph without roundings of activations
-(`model.graph.reference_forms`), `out` of the artifact.
+The artifact runs on samples, after every way of loading it (with fixed or dynamic shapes, for example). Three
+outputs are compared, as sums over samples: `ref` of the graph as written, `plain` of the graph without
+roundings of activations (`model.graph.reference_forms`), `out` of the artifact.
 
     q = Σ|ref − plain|²        error of rounding
     e = Σ|out − plain|² − q    error that execution adds
     An output fails if e > max(q, floor) + noise: execution adds a larger error than quantization.
 
 Let out = ref + d. Then e = Σ|d|² + 2 Σ d·(ref − plain). The error d of a faulty kernel is independent of the
-roundings, so the second sum is nearly 0 and e = Σ|d|². A correct kernel that rounds elsewhere, or not at all,
-has no larger error than ref: Σ|out − plain|² is at most about q, and e about 0, although `out` and `ref`
-differ. Without quantization q is 0, and e = Σ|out − ref|².
+roundings, so the second sum is nearly 0 and e = Σ|d|². A correct kernel that rounds in other places, or not
+at all, has no larger error than ref: Σ|out − plain|² is at most about q, and e at most about 0, although
+`out` and `ref` differ. Without quantization q is 0, and e = Σ|out − ref|².
 
 The floor is the error of rounding an output once to 8 bits: max(n / 12, 1) * (amax / 127)², for n elements of
-largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a correct kernel may round to a
-neighbouring integer. The noise is that of the precision of float layers (`judgement.lowest_db`).
+largest magnitude amax. In a tiny model all roundings may be 0 by chance, while a correct kernel rounds to a
+neighbouring integer. The noise allows for the precision of float layers (`judgement.lowest_db`).
 
-If an output fails, prefixes of the graph are built and compared by the same rule; the first prefix that fails
-ends in the wrong layer. Over few samples, independent rounding errors differ by chance: for a Visformer with
-random weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
+If an output fails, prefixes of the graph (all nodes up to a layer) are built and compared by the same rule;
+the first that fails ends in the wrong layer. Over few samples, independent rounding errors differ by chance:
+for a Visformer with random weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ SAMPLES = 16
 """With fewer samples the sums are unreliable: two independent errors as large as q can differ by q."""
 _FLOATS = ("fp32", "fp16", "bf16")
 _CHOOSE = frozenset(["ArgMax", "ArgMin", "NonMaxSuppression", "TopK", "Unique"])
-"""Operators for which the smallest error can change the result to any other."""
+"""Operators that choose elements, so that the smallest error can change the result completely."""
 
 _SHAPE_OPERATORS = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 _MAX_MAGNIFIED = 16.0
-"""In multiples of the allowed error: near the middle of Softmax or Sigmoid, few samples make most of it."""
+"""Behind Softmax or Sigmoid, this multiple of the allowed error passes if every layer is right, because few
+samples near the middle of the function make most of the error."""
 
 Outputs = dict[str, list[NDArray[Any]]]
 ByWay = dict[str, dict[str, Deviation]]
@@ -84,9 +85,9 @@ ByWay = dict[str, dict[str, Deviation]]
 
 @dataclass(frozen=True)
 class Execution:
-    """How a runtime runs a graph: `make` builds its file to an artifact; `ways` are functions that load this,
-    by a text, qcompile's first. `halves` is "fp16" or "bf16" if the runtime computes float32 in it; `fixed`
-    is the way that loads the artifact for the extents of one input."""
+    """How a runtime runs a graph: `make` builds an artifact from its file; `ways` maps names to functions
+    that load the artifact, first as qcompile does. `halves` is "fp16" or "bf16" if the runtime computes
+    float32 in that type. `fixed` is the way that loads the artifact for the extents of one input only."""
 
     runtime: str
     make: Callable[[Path, Path], None]
@@ -97,7 +98,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class ValueCheck:
-    """Result of `check_values`: the check for the manifest; for a failure its text, first layer and hint."""
+    """Result of `check_values`: the check for the manifest; for a failure its text, wrong layer and hint."""
 
     checks: Sequence[Check] = ()
     failure: str = ""
@@ -111,7 +112,7 @@ def check_values(
 ) -> ValueCheck:
     """Compare an artifact with its graph, in every way of loading it.
 
-    Random inputs, beside the request's samples, have the extents of `feeds`, on which the artifact has run.
+    Random input with the extents of `feeds`, on which the artifact has run, is added up to `SAMPLES`.
     """
     if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
         warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"
@@ -122,12 +123,12 @@ def check_values(
     rounds, whole_graph, places = rounds_activations(graph), graph, selection_inputs(graph)
     comparison = ValueComparison(request, execution, inputs, rounds=rounds, declared=_declared_io(graph))
     comparison.other_extents = at_other_extents(graph, inputs[0])
-    if comparison.other_extents:  # repeat the first: no state of another shape may remain
+    if comparison.other_extents:  # repeat the first input, to find state of other shapes
         comparison.feeds += [*comparison.other_extents, inputs[0]]
     try:
         with ExitStack() as stack:
             choices: ByWay = {}
-            if places:  # behind a choice, only shapes are compared
+            if places:  # behind a selection (NonZero, ...), only shapes are compared
                 shape_comparison = ValueComparison(
                     request, execution, inputs[:1], rounds=rounds, declared=comparison.declared
                 )
@@ -137,7 +138,7 @@ def check_values(
                 artifact = comparison.build_part(graph, folder)
             try:
                 deviations = comparison.deviations(graph, artifact)
-            except ModelError:  # on random input; compare without it
+            except ModelError:  # the graph or the artifact refuses random input; compare without it
                 random = [] if samples else [feeds]
                 comparison.feeds, comparison.other_extents = [*samples, *random], []
                 deviations = comparison.deviations(graph, artifact)
@@ -153,7 +154,7 @@ def check_values(
         (way, name): each
         for way, outputs in choices.items()
         for name, each in outputs.items()
-        if each.is_other
+        if each.has_wrong_shape_or_type
     }
     counts = {
         "random inputs": sum(map(samples_in, random)),
@@ -172,13 +173,13 @@ def check_values(
     wrong = sorted((key for key in excess if excess[key] > 1), key=lambda key: -excess[key])
     for way, name in wrong:
         detail = f"{sums[way, name].words(name)}; {inputs_text}"
-        if sums[way, name].promised:
+        if sums[way, name].declared_mismatch:
             return ValueCheck([Check(SUBJECT, False, detail)], f"{detail}, {way}", "", _DECLARE)
         comparison.execution = replace(execution, ways={way: execution.ways[way]})
         if way not in layers:
             layers[way] = first_layer(graph, lambda tensor: comparison.prefix_fails(graph, tensor))
         layer = layers[way]
-        if layer is None and not sums[way, name].is_other:
+        if layer is None and not sums[way, name].has_wrong_shape_or_type:
             if excess[way, name] <= _MAX_MAGNIFIED and (operator := _bounded_operator(graph, name)):
                 notes.append(f"every layer is right; {operator} magnifies their roundings")
                 continue
@@ -207,7 +208,7 @@ def _declared_io(graph: onnx.ModelProto) -> ModelIO:
 
 
 def _bounded_operator(graph: onnx.ModelProto, tensor: str) -> str:
-    """Return the Softmax or Sigmoid that makes a tensor, up to changes of shape; else an empty string."""
+    """Return the `BOUNDED` operator that computes a tensor, perhaps reshaped; else an empty string."""
     made_by = producers(graph.graph)
     while (node := made_by.get(tensor)) is not None and node.op_type in _SHAPE_OPERATORS:
         tensor = str(node.input[0])
@@ -215,7 +216,7 @@ def _bounded_operator(graph: onnx.ModelProto, tensor: str) -> str:
 
 
 def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, samples: Sequence[Feeds]) -> list[Feeds]:
-    """Return random input with extents of `feeds` and domains of `samples`, up to `SAMPLES` in all."""
+    """Return random batches with the shapes of `feeds` and domains of `samples`, for `SAMPLES` in all."""
     shapes, count = {name: array.shape for name, array in feeds.items()}, sum(map(samples_in, samples))
     inputs, domains = model_io(graph).inputs, read_domains(graph, samples)
     batches: list[Feeds] = []
@@ -223,7 +224,7 @@ def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, samples: Sequence[Feeds]
         try:
             values = random_feeds(inputs, seed=len(batches), shapes=shapes, domains=domains)
             batches.append({**feeds, **values})  # an artifact may have inputs that its graph lacks
-        except DataError:  # no random texts
+        except DataError:  # strings cannot be random
             break
         count += max(samples_in(feeds), 1)
     return batches
@@ -263,9 +264,9 @@ class ValueComparison:
     ) -> None:  # fmt: skip
         self.execution, self.feeds, self.declared = execution, list(feeds), declared
         self.other_extents: list[Feeds] = []  # inputs in `feeds` that the graph may refuse
-        self.refused = ""  # the artifact's error on such an input
+        self.refused = ""  # the artifact's error on an input of `other_extents`
         precision, floats = request.precision, request.spec.floats
-        # If only weights are rounded, the runtime may round activations, too.
+        # If the graph rounds only weights, the runtime may round activations, too, so int8 noise is allowed.
         computed_in = precision if precision in _FLOATS or not rounds else "" if floats == "fp32" else floats
         self.noise_db = lowest_db(computed_in) if computed_in else None
         self.integers = rounds or precision not in _FLOATS
@@ -273,7 +274,7 @@ class ValueComparison:
         self.progress = request.progress
 
     def deviations(self, graph: onnx.ModelProto, artifact: Path) -> ByWay:
-        """Return the deviation of each output, by way of loading and name."""
+        """Return the deviation of each output, keyed by way of loading and then by output name."""
         self.progress("compare with its graph")
         written, halves = without_saturation(graph), self.execution.halves
         rounds = rounds_activations(graph) or halves
@@ -311,7 +312,9 @@ class ValueComparison:
                         elif output is not None:
                             sums.add(a, b, output)
                         if output is not None and not has_other_extents:
-                            sums.promised = sums.promised or self._shape_error(name, feeds, output, decider)
+                            sums.declared_mismatch = sums.declared_mismatch or self._shape_error(
+                                name, feeds, output, decider
+                            )
             by_way[words] = outputs
         return by_way
 
@@ -335,11 +338,10 @@ class ValueComparison:
         return any(array.shape[:1] != first[name].shape[:1] for name, array in feeds.items())
 
     def excess(self, deviation: Deviation) -> float:
-        """Return the error that execution adds to an output, as a share of the allowed error."""
         return deviation.excess(integers=self.integers, noise_db=self.noise_db)
 
     def prefix_fails(self, graph: onnx.ModelProto, tensor: str) -> bool:
-        """Return whether the part of a graph up to a tensor fails, built like the whole."""
+        """Build the part of a graph up to a tensor, with the same options; return whether the part fails."""
         part = copy_model(graph)
         extract_tensors(part, [tensor])
         with temporary_folder("prefix") as folder:
@@ -350,16 +352,16 @@ class ValueComparison:
         return any(self.excess(sums) > 1 for outputs in by_way.values() for sums in outputs.values())
 
     def build_part(self, graph: onnx.ModelProto, folder: Path) -> Path:
-        """Build a part of the graph in a folder, like the whole; return the artifact."""
+        """Build a part of the graph in a folder, with the same options; return the artifact's path."""
         path, artifact = folder / "part.onnx", folder / "artifact.onnx"
         save_onnx(graph, path)
         self.execution.make(path, artifact)
         return artifact
 
     def _outputs(self, graph: onnx.ModelProto, *, is_first: bool = False) -> Outputs:
-        """Return the outputs of a graph by name, each a list by sample, computed without integer kernels.
+        """Return a graph's outputs by name, each a list of arrays by batch, without integer kernels.
 
-        `is_first` marks the first graph to run: it drops `other_extents` that the graph refuses.
+        With `is_first`, inputs of `other_extents` that the graph refuses are removed from the comparison.
         """
         io = model_io(graph)
         names = [tensor.name for tensor in io.outputs]
@@ -375,7 +377,7 @@ class ValueComparison:
                 if not is_first or not any(feeds is other for other in self.other_extents):
                     raise
                 self.other_extents = [other for other in self.other_extents if other is not feeds]
-                self.feeds = [one for one in self.feeds if one is not feeds]
+                self.feeds = [batch for batch in self.feeds if batch is not feeds]
         return {
             name: arrays
             for name, arrays in zip(names, map(list, zip(*runs, strict=True)), strict=True)
@@ -388,9 +390,9 @@ _FUSED = frozenset(["Add", "Cast", "Clip", "Mul", "Relu"])
 
 
 def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.NodeProto | None:
-    """Return the weighted node of the first prefix that fails, or None if no prefix fails.
+    """Return the layer at the end of the first prefix that fails, or None if no prefix fails.
 
-    Binary search: if a prefix fails, only its ancestors remain; else they are excluded.
+    Binary search: a prefix that fails leaves the layer's ancestors as suspects; another excludes them.
     """
     weighted = {node.name: node for nodes in weighted_nodes(graph).values() for node in nodes}
     suspects = [node for node in graph.graph.node if node.name in weighted]
@@ -411,7 +413,7 @@ def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.No
 def _result_tensor(
     node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]], layers: Collection[str]
 ) -> str:
-    """Return the tensor with the result of a layer: behind its quantization, else behind fused operators."""
+    """Return the tensor with a layer's result: behind its Q/DQ pair, else behind operators that are fused."""
     fused = tensor = str(node.output[0])
     is_fused = True
     while True:

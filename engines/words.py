@@ -1,5 +1,4 @@
-"""Data that an engine's folder declares for `doctor`, `init`, `auto` and `deploy`, and known faults of its
-runtime."""
+"""Types of the data that engines declare for `doctor`, `init`, `auto` and `deploy`, and of known faults."""
 
 from __future__ import annotations
 
@@ -11,21 +10,21 @@ from ..spec.words import Mode, Precision
 
 State = Literal["fast", "runs", "emulated", "builds", "no"]
 Verdict = tuple[State, str, str]
-"""State of a precision, the reason unless it is fast, and the fix. For an empty fix, `doctor` names another
-target that has the precision, if any."""
+"""State of a precision, the reason unless the state is "fast", and the fix. If the fix is empty, `doctor`
+suggests other targets that have the precision, or INT8."""
 FAST: Verdict = ("fast", "", "")
-FOUR_BITS: Verdict = ("runs", "weights alone have 4 bits: less memory, the products are of wider types", "")
+FOUR_BITS: Verdict = ("runs", "only weights have 4 bits: this saves memory, but products use wider types", "")
 
 When = Literal["float", "float alone", "static", "dynamic", "bf16", "named"]
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """An artifact that a recipe may have, with the reason for the recipe's comment.
+    """An artifact that `init` may propose for a recipe, with the reason for the recipe's comment.
 
-    `when` is the condition: a "float" model; a float model without static INT8 ("float alone"); "static" or
-    "dynamic" INT8 is possible; the processor multiplies in "bf16"; or the user named the target ("named").
-    `mode` is the mode of quantization, empty for static.
+    `when` is the condition: "float" (a float32 model), "float alone" (a float32 model without static INT8),
+    "static" or "dynamic" (INT8 of this mode is possible), "bf16" (the processor multiplies in bfloat16), or
+    "named" (the user named the target). `mode` is the mode of quantization, empty for static.
     """
 
     name: str
@@ -37,15 +36,16 @@ class Proposal:
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """A backend of Triton.
+    """A backend of the Triton inference server.
 
     Attributes:
-        platform: Value of `platform` in Triton's configuration, which may be empty.
-        file: Name of the model file in a version's folder; `default_file` is Triton's if that differs.
+        platform: Value of `platform` in Triton's configuration; empty for none.
+        file: Name of the model file in a version's folder.
         dtypes: Supported types, by numpy's names.
         kinds: Devices for instances, "cpu" or "gpu"; artifacts were checked on the first.
+        default_file: Triton's default for `file`, if different.
         batches: Whether dynamic batching accepts every batch size up to the maximum.
-        infers_extents: Whether it infers extents that a file leaves open; the configuration must match them.
+        infers_extents: Whether Triton's configuration must match extents that the backend infers itself.
     """
 
     name: str
@@ -65,7 +65,7 @@ TRITON_TYPES = {
         "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 bfloat16 string"
     ).split()
 }
-"""numpy's type name to Triton's."""
+"""Maps numpy's name of a type to Triton's."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,18 @@ class KnownFault:
     """An operator that a runtime computes wrongly, and the action on it.
 
     Attributes:
-        what: The wrong behavior, as the end of a sentence that begins with the operator.
-        versions: Target to the first version with the fault and the first without it; "" for no bound.
-        precisions: Affected precisions, and `gpus` ("sm120"); empty for all.
-        profiles: Least number of optimization profiles with the fault.
+        defect: The wrong behavior, as the end of a sentence that begins with the operator.
+        versions: Maps targets to the first version with the fault and the first without it; "" for no bound.
+        precisions: Affected precisions; empty for all.
+        gpus: Affected compute capabilities ("sm120"); empty for all.
+        profiles: Least number of optimization profiles that shows the fault.
         hint: Hint of the error if the build is refused.
     """
 
     name: str
     operator: str
     issues: tuple[str, ...]
-    what: str
+    defect: str
     action: Literal["rewrite", "refuse", "warn"]
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     precisions: tuple[str, ...] = ()
@@ -100,7 +101,7 @@ class KnownFault:
         return numbers >= version_numbers(since) and (not until or numbers < version_numbers(until))
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.operator} {self.what} ({'; '.join(self.issues)})"
+        return f"{self.name}: {self.operator} {self.defect} ({'; '.join(self.issues)})"
 
 
 def version_numbers(version: str, count: int = 2) -> tuple[int, ...]:

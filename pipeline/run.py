@@ -142,9 +142,9 @@ def run(
             failures = {name: str(failure) for name, failure in visit.report.failures.items()}
             error.data = {**error.data, **({"failures": failures} if failures else {})}
             raise
-        if report_file := visit.made.get(("report", "")):
+        if report_file := visit.outputs.get(("report", "")):
             report.page = folder / report_file.path.name
-        if results_file := visit.made.get(("bench", "")):
+        if results_file := visit.outputs.get(("bench", "")):
             from ..bench.results.results import load_results
 
             report.results = load_results(results_file.path)
@@ -174,7 +174,7 @@ def prepared(
 class Visit:
     """One walk over all stages: the file of each stage is an input of the next; artifacts run independently.
 
-    Kinds of stages in `without` are skipped. `made` maps kind and artifact to the file of a finished stage.
+    Stages of `skip_kinds` are skipped. `outputs` maps kind and artifact to the file of a finished stage.
     """
 
     recipe: Recipe
@@ -183,8 +183,8 @@ class Visit:
     executor: Executor
     progress: Progress = silent
     listener: StageListener | None = None
-    without: Collection[str] = ()
-    made: dict[tuple[str, str], StageFile] = field(default_factory=dict)
+    skip_kinds: Collection[str] = ()
+    outputs: dict[tuple[str, str], StageFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.report = RunReport(self.store.output)
@@ -200,10 +200,10 @@ class Visit:
             branches = list[list[Stage]]()
             for branch in group:
                 first = branch[0]
-                if first.kind in self.without or first.artifact in self.report.failures:
+                if first.kind in self.skip_kinds or first.artifact in self.report.failures:
                     continue
                 if replaced := kind_of(first).replaced(self.recipe):  # the recipe names its file
-                    self.made[first.kind, first.artifact] = replaced
+                    self.outputs[first.kind, first.artifact] = replaced
                 else:
                     branches.append(branch)
             errors = run_tasks(
@@ -213,7 +213,7 @@ class Visit:
                 name = branch[0].artifact
                 if error is not None:
                     self._record_failure(branch[0], error)
-                elif artifact := self.made.get((BUILD, name)):
+                elif artifact := self.outputs.get((BUILD, name)):
                     self.report.artifacts[name] = self.store.output / artifact.path.name
                     self.report.digests[name] = artifact.digest
         return self.report
@@ -235,7 +235,7 @@ class Visit:
                     raise
                 return error
             if file is not None:
-                self.made[stage.kind, stage.artifact] = file
+                self.outputs[stage.kind, stage.artifact] = file
         return None
 
     def _record_failure(self, stage: Stage, error: QCompileError) -> None:
@@ -264,14 +264,14 @@ class Visit:
                 unavailable = [name for name in failures if isinstance(failures[name], EngineUnavailable)]
                 stage = replace(
                     stage,
-                    built={name: self.made[kind, name] for name in self.report.artifacts},
+                    built={name: self.outputs[kind, name] for name in self.report.artifacts},
                     why_not={
                         name: "; ".join(filter(None, (error.message, error.hint, notes.get(name))))
                         for name, error in failures.items()
                     },
                     unavailable=tuple(unavailable),
                 )
-            elif file := self.made.get((kind, stage.artifact if KINDS[kind].per_artifact else "")):
+            elif file := self.outputs.get((kind, stage.artifact if KINDS[kind].per_artifact else "")):
                 files[role] = file
         return replace(stage, files=files)
 
@@ -318,7 +318,7 @@ class Visit:
         self._record_state(stage, "skipped" if done.was_done else "done", start)
         if done.where:
             self.report.where[stage.name] = done.where
-        return done.made
+        return done.file
 
     def _must_repeat(self, stage: Stage) -> bool:
         return any(f"{stage.name}-".startswith(f"{name}-") for name in self.again)

@@ -318,7 +318,7 @@ class ProposalOptions(Checked):
                 raise Refused("targets", f"one of {', '.join(TARGETS)} is required", value=target)
 
     @property
-    def asked(self) -> tuple[Target, ...]:
+    def requested_targets(self) -> tuple[Target, ...]:
         """The requested targets, in the order of `TARGETS`."""
         return tuple(name for name in TARGETS if name in self.targets)
 

@@ -1,6 +1,6 @@
-"""`qcompile diff`: compare two artifacts, or an artifact and its model, with Polygraphy.
+"""`qcompile diff`: compare the outputs, and on labelled samples the accuracy, of two artifacts or models.
 
-`model.outputs.judgement` defines the criteria.
+`model.outputs.judgement` defines when two outputs agree.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ...spec.keywords import DiffKeywords
 
-SAMPLES = 64  # with compared outputs; accuracy is compared on all samples
+SAMPLES = 64  # default number for the comparison of outputs; accuracy is compared on all samples
 _BY_COARSENESS = (*RTOL, *BY_SIGNAL)
 
 
@@ -53,7 +53,7 @@ _BY_COARSENESS = (*RTOL, *BY_SIGNAL)
 class OutputComparison:
     """A comparison; true if every output passes and the accuracy drop is within its limit, if any.
 
-    `spread` states how many of how many samples were compared.
+    `spread` names the samples of the comparison of outputs, for example "64 of 5000 samples".
     """
 
     reference: str
@@ -86,8 +86,8 @@ def diff(
     """Run two artifacts on the same input, each in a separate process, and compare their outputs.
 
     Args:
-        reference: Artifact or MODEL with the correct outputs.
-        artifact: Artifact or MODEL to check.
+        reference: Artifact, or model (`model.py:build`), with the correct outputs.
+        artifact: Artifact or model to check.
         spec: Options of the comparison.
         tolerances: Limits in place of `atol`, `rtol` and `snr`.
         progress: Called at every step.
@@ -163,7 +163,7 @@ class AccuracyComparison:
 
     Attributes:
         metric: Name of the metric; for "auto" the selected one, as `note` explains.
-        reference, artifact: Values of the metric: shares for metrics in points.
+        reference, artifact: Values of the metric; from 0 to 1 if `unit` is points.
         drop: How much worse the artifact is, in `unit`.
         low, high: Ends of the drop's paired 95% interval; None with too few samples.
         agreement: Share of equal predictions; None without predictions.
@@ -195,8 +195,8 @@ def evaluate(
 ) -> tuple[AccuracyComparison, list[Outputs], list[Outputs], int]:
     """Run two artifacts on labelled samples, batch by batch, and compare their accuracy on all.
 
-    Also returns the outputs of both for the first batches, and the number of samples in these. The notes of
-    the runners are appended to `notes`.
+    Also returns the outputs of both for the first batches, and the number of samples in these. Notes of the
+    worker processes are appended to `notes`.
     """
     data, most_samples = str(spec.data), spec.samples or SAMPLES
     scoring = read_metric(metric, inputs=described_inputs(io, runnables))
@@ -215,7 +215,7 @@ def evaluate(
             truth = truth_of(batch, scoring, data)
             reference, outputs = (next(infer_all(worker, [batch.feeds], notes)) for worker in workers)
             if not sums:
-                scoring = scoring.resolved(reference, truth)
+                scoring = scoring.resolve(reference, truth)
                 sums = [ScoreSums(scoring), ScoreSums(scoring)]
             if stored_samples < most_samples:
                 stored_samples += batch.samples

@@ -102,9 +102,9 @@ class RunnableArtifact:
         device: Device to run on: "cpu", or a GPU such as "cuda:0".
         places: Supported devices; a graph that ONNX Runtime optimized for a processor supports only "cpu".
         layers_by_precision: Precision to operator to number of layers, as verified in the manifest.
-        graph, made, weights: Graph, generator of random input, and weights; None unless it is an ONNX file.
+        graph, random_input, weights: Graph, generator of input, and weights; None unless it is an ONNX file.
         rules: The manifest's rules for the forms of outputs.
-        falls_back: Whether to run without a CUDA graph if the capture fails, as trtexec does
+        allows_no_graph: Whether to run without a CUDA graph if the capture fails, as trtexec does
             (samples/common/sampleInference.cpp of 11.1, createEnqueueFunction).
     """
 
@@ -122,11 +122,11 @@ class RunnableArtifact:
     places: tuple[Place, ...] = ("cpu",)
     layers_by_precision: dict[str, Any] | None = None
     graph: Graph | None = None
-    made: RandomInput | None = None
+    random_input: RandomInput | None = None
     weights: WeightStats | None = None
     rules: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    falls_back: bool = False
+    allows_no_graph: bool = False
 
 
 def describe(
@@ -180,7 +180,7 @@ def describe(
         python=pythons.python(runtime.name) if pythons else "",
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
         graph=graph,
-        made=RandomInput(graph.model) if graph else None,
+        random_input=RandomInput(graph.model) if graph else None,
         weights=weights_of_graph(graph.model) if graph else None,
         rules=tuple(map(str, rules)) if isinstance(rules, list | tuple) else (),
         warnings=warnings,
@@ -239,9 +239,9 @@ def feeds_for(
         return
     size = batch_size or min(samples or 8, 8)
     for runnable in runnables:
-        if runnable.made and runnable.made.inputs == io.inputs:
-            try_extents(runnable.made, Path(runnable.artifact))
-            yield runnable.made.feeds(size)
+        if runnable.random_input and runnable.random_input.inputs == io.inputs:
+            try_extents(runnable.random_input, Path(runnable.artifact))
+            yield runnable.random_input.feeds(size)
             return
     yield random_feeds(io.inputs, extent=size)
 

@@ -39,13 +39,13 @@ class Recorder:
         try:
             answer = step()
         except QCompileError as error:
-            self.failed(name, error)
+            self.record_failure(name, error)
             return None
         if figure:
             self.change(name, **{figure: answer})
         return answer
 
-    def failed(self, name: str, error: QCompileError) -> None:
+    def record_failure(self, name: str, error: QCompileError) -> None:
         tail = str(error.data.get("output", ""))
         refused = isinstance(error, ArtifactError) and error.hint
         reason = f"{error.message}; {error.hint}" if refused else error.message
@@ -59,10 +59,10 @@ class Recorder:
         precision, parameters = weights.precision or self._rows[name].precision, weights.parameters or None
         self.change(name, parameters=parameters, weights_bytes=weights.bytes, precision=precision)
 
-    def timed(self, series: Mapping[str, TimingSeries], samples: int) -> None:
+    def record_timings(self, series: Mapping[str, TimingSeries], samples: int) -> None:
         for name, timing in series.items():
             if timing.failure is not None:
-                self.failed(name, timing.failure)
+                self.record_failure(name, timing.failure)
             elif not timing.round_medians_ms:
                 self.change(name, status="not run", reason="interrupted before its first round")
             else:

@@ -153,7 +153,7 @@ def measure(
         for name, worker in workers.items():
             timed[name].launches_ms.append([])
             _attempt(timed[name], worker, functools.partial(_warm_up, worker, options.max_time_s, clock))
-        budget.launched(launch, launch_began, clock())
+        budget.record_launch(launch, launch_began, clock())
         step: _Step = "round"
         for count in itertools.count(1):
             for name in (name for name in next(orders) if name in workers):
@@ -198,7 +198,7 @@ class _Budget:
     start_s: float = 0.0
     warm_s: float = 0.0
 
-    def launched(self, launch: int, began_s: float, now_s: float) -> None:
+    def record_launch(self, launch: int, began_s: float, now_s: float) -> None:
         """Record the time of a launch; of the first only the warm-up, added to its start in `launch_s`."""
         self.launch_s = now_s - began_s + (self.launch_s if launch == 1 else 0.0)
         self.start_s, self.warm_s = (now_s if launch == 1 else self.start_s), now_s

@@ -53,7 +53,7 @@ def choose_runnables(
         for name, artifact in group.items():
             described = describe(artifact, name, trust=spec.trust, pythons=pythons)
             if cuda_graph is None and _is_plan(described):
-                described = replace(described, mode=CUDA_GRAPH, falls_back=True)
+                described = replace(described, mode=CUDA_GRAPH, allows_no_graph=True)
             yield from _on_devices(described, devices)
 
     listed = list(on_devices(named))
@@ -221,12 +221,12 @@ class WorkerPool:
             feed_answer = worker.ask("feed", path=str(self._feeds))
         except QCompileError as error:
             worker.kill()
-            if runnable.falls_back and isinstance(error, ModelError) and not self._launches:
+            if runnable.allows_no_graph and isinstance(error, ModelError) and not self._launches:
                 self._start_without_graph(runnable, error)
                 return
             if self._launches or runnable.name == self._recorder.base:
                 raise
-            self._recorder.failed(runnable.name, error)
+            self._recorder.record_failure(runnable.name, error)
             return
         if not feed_answer["at_rest"]:
             worker.freeze()
@@ -243,7 +243,7 @@ class WorkerPool:
 
     def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:
         """Start an engine without a CUDA graph, in a new process, in this launch and all later ones."""
-        plain = replace(runnable, mode="eager", falls_back=False)
+        plain = replace(runnable, mode="eager", allows_no_graph=False)
         self._runnables = [plain if item is runnable else item for item in self._runnables]
         self._start(plain)
         if self._recorder.is_measured(plain.name):

@@ -243,7 +243,7 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
     batch = next(iter(Data(data, io.inputs)))
     truth = truth_of(batch, metric, data)
     outputs = _infer(worker, batch.feeds)
-    metric = metric.resolved(outputs, truth)
+    metric = metric.resolve(outputs, truth)
     metric.score(outputs, outputs, truth)
     return metric
 

@@ -114,7 +114,7 @@ class Metric(ABC):
         """Whether the task's scores are [batch, positions, classes], as in transformers."""
         return self.preprocessing is not None and self.preprocessing.task in _CLASSES_LAST
 
-    def resolved(self, outputs: Outputs, truth: Truth) -> Metric:
+    def resolve(self, outputs: Outputs, truth: Truth) -> Metric:
         """Return the metric for the baseline's outputs of the first batch: itself, except for `auto`."""
         return self
 

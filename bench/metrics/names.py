@@ -71,7 +71,7 @@ class Automatic(Metric):
 
     needs_labels = False
 
-    def resolved(self, outputs: Outputs, truth: Truth) -> Metric:
+    def resolve(self, outputs: Outputs, truth: Truth) -> Metric:
         name, reason = choose(outputs, truth, self.inputs)
         metric = read_metric(name, inputs=self.inputs)
         metric.note = f"{name}: {reason}"

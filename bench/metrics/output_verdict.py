@@ -240,7 +240,7 @@ class RunningDifference:
         mismatches = "; ".join(
             f"output {name!r}: {sums.mismatch}"
             for name, sums in self._outputs.items()
-            if sums.mismatch and name not in boxes.names and not sums.rows.form.decider
+            if sums.mismatch and name not in boxes.names and not sums.rows.form.shape_operator
         )
         passed = all(passed for passed, _ in verdicts.values())
         criterion = worst.with_masks(verdicts[name][1])

@@ -1,4 +1,4 @@
-"""State in one sentence which artifact to use, and the reasons against the others: the outcome of `auto`."""
+"""State in one sentence which artifact to use, and the reasons against the others, for `qcompile auto`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from .summary import compare_speed, join_names, summarize, why_not
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The outcome of `auto`.
+    """The recommendation of `qcompile auto`.
 
     Attributes:
-        artifact, nearest: The artifact to use; if none is faster within the budget, "" and the closest one.
+        artifact: The artifact to use; "" if none is faster within the budget.
+        nearest: Without such an artifact, the faster one with the smallest drop, else the fastest.
         over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
             `high` and `verdict`; None if not compared.
         others: Each other artifact and the reason against it.
@@ -53,7 +54,7 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
         for s in source.subjects
         if s is not recommended and not s.is_baseline and s.name not in (BASELINE, ORIGINAL)
     }
-    # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
+    # On a CPU, float on ONNX Runtime is about twice as fast as PyTorch: the fairer comparison for INT8.
     floats = (s for s in source.measured if s.row.engine == "onnxruntime" and s.family == "float")
     onnx = next((s for s in floats if s.row.device == "cpu"), None)
     over_onnx = compare_speed(recommended, onnx) if onnx is not None and onnx is not recommended else None
@@ -76,7 +77,7 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
 
 
 def _without_artifact(source: ReportSource, headline: str, caveats: Sequence[str]) -> Recommendation:
-    """Return an outcome without an artifact to use: the nearest one, and the reason against it."""
+    """Return a recommendation that names only the nearest artifact and the reason against it."""
     subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
     fast = [subject for subject in subjects if subject.verdict == "faster"]
     best = min(fast, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
@@ -128,7 +129,8 @@ def _why_not_this(subject: ReportedArtifact, recommended: ReportedArtifact, budg
     ratio = compare_speed(recommended, subject)
     if ratio is None:
         return "not compared with it"
-    # `summarize` takes the fastest of the eligible, so this one is not faster than the baseline.
+    # `summarize` takes the fastest eligible artifact: a faster `subject` was not significantly faster than
+    # the baseline.
     reasons = {"faster": "slower", "no difference": "no faster", "slower": "not significantly faster"}
     return reasons[ratio.verdict]
 

@@ -1,9 +1,10 @@
 """Speed-ups with their intervals and verdicts.
 
-In each round every artifact runs one block, so drift that affects all artifacts alike cancels in the ratio of
-two block medians. One interval, of `CONFIDENCE`, is shown, gives the verdict and ends the measurement. It is
-of 99%, not 95%, because the measurement checks intervals repeatedly. A difference below `SMALLEST_DIFFERENCE`
-does not count, even a certain one: nobody ships another artifact for it.
+A launch is one start of an artifact's process, a block some consecutive inferences, a round one block of
+every artifact. Drift that affects all artifacts alike cancels in the ratio of two block medians of a round.
+The same interval is shown, gives the verdict, and decides when to stop. Its confidence is 99%, not 95%,
+because it is checked repeatedly. A difference below `SMALLEST_DIFFERENCE` does not count: nobody ships
+another artifact for it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def speedup(baseline_ms: Launches, artifact_ms: Launches) -> Speedup:
 
 
 def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
-    """Return the level of log(baseline time / artifact time); see `speedup`."""
+    """Return mean and variation (`Level`) of log(baseline time / artifact time); see `speedup`."""
     if any(value <= 0.0 for side in (baseline_ms, artifact_ms) for launch in side for value in launch):
         raise InvalidOption(
             "a latency is 0 ms or less; above 0 is required", hint="the results are damaged: measure again"
@@ -99,17 +100,19 @@ def speedup_of(level: Level) -> Speedup:
     )  # fmt: skip
 
 
-# Two processes of the same file differ for as long as they run: against one process, 20 launches of small
-# convolutions had a standard deviation of 0.95%, 14 of ResNet-50 of 0.63% (ONNX Runtime 1.31.1, 2 cores of an
-# Intel Xeon, 8 rounds each, noise included). So an interval counts launches, not rounds: the outermost level
-# of repetition (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013).
+# The speed of a process is constant, but differs from that of the next process of the same file. Relative to
+# one process, the times of 20 launches of small convolutions had a standard deviation of 0.95%, those of 14
+# launches of ResNet-50 0.63% (ONNX Runtime 1.31.1, 2 cores of an Intel Xeon, 8 rounds each, noise included).
+# The sample size of an interval is therefore the number of launches, the outermost repetition, not of rounds
+# (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013).
 #
 # With few launches the variance estimate is unreliable, so it is shrunk toward a prior (Smyth, Linear Models
 # and Empirical Bayes Methods, Statistical Applications in Genetics and Molecular Biology 3, 2004):
-# `PRIOR_SPREAD` counts as `PRIOR_DEGREES` degrees of freedom, so even a single launch has a wide interval.
+# `PRIOR_SPREAD` counts as `PRIOR_DEGREES` degrees of freedom, so a single launch has an interval, too, though
+# a wide one.
 
 
-PRIOR_SPREAD = 0.01  # standard deviation of the logarithm of the ratio of two processes of one file
+PRIOR_SPREAD = 0.01  # standard deviation of log(time / time) of two processes of one file
 PRIOR_DEGREES = 3
 _MEDIAN_VARIANCE = math.pi / 2.0  # variance of a median / variance of a mean, for normal noise
 _MAD = 1.4826  # standard deviation / median absolute deviation, for normal noise
@@ -191,8 +194,9 @@ def _student_inside(t: float, degrees: int) -> float:
 def correlation_time(series: Sequence[float]) -> float:
     """Return the autocorrelation time in rounds, at least 1, of the signs around the median.
 
+    Rounds are correlated because other load on the machine lasts for seconds. The time is
     `1 + 2 (rho_1 + rho_2 + ...)`, summed in pairs while a pair is positive (Geyer, Practical Markov Chain
-    Monte Carlo, Statistical Science 7, 1992, 3.3): other load on the machine lasts for seconds.
+    Monte Carlo, Statistical Science 7, 1992, 3.3).
     """
     middle, n = median(series), len(series)
     signs = [int(value > middle) - int(value < middle) for value in series]

@@ -274,7 +274,7 @@ def check_written(
     same = digest == engine.digest
     _require(path, same, f"its engine has digest {digest[:19]}…, not {engine.digest[:19]}…")
     checks = [
-        Check("the engine is what its manifest says", True, digest),
+        Check("the engine matches its manifest", True, digest),
         Check("inputs and outputs are the engine's", True, "; ".join(map(str, (*io.inputs, *io.outputs)))),
     ]
     _require(path, model_io(model) == io, "its inputs and outputs are not the engine's")
@@ -303,7 +303,7 @@ def _check_schema(path: Path, provider: Provider) -> Check | str:
         reason = first_line(refusal)
         valid = type(refusal).__name__ == _NO_PROVIDER and OPERATOR in reason
         _require(path, valid, f"ONNX Runtime {onnxruntime.__version__} refuses it: {reason}")
-        detail = f"{onnxruntime.__version__}; what it lacks here is {provider.name}"
+        detail = f"{onnxruntime.__version__}; missing here: {provider.name}"
         return Check("ONNX Runtime's schema accepts the node", True, detail)
     raise ModelError(f"{path}: ONNX Runtime runs it without {provider.name}", file=path)
 

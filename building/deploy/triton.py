@@ -1,8 +1,8 @@
 """`qcompile package triton`: write a model repository for Triton Inference Server.
 
-A model's folder has `NAME/config.pbtxt` and `NAME/VERSION/` (Triton, "Model Repository"). A server may be
-polling the repository. Files are therefore written to a hidden folder beside it and moved: a new model by one
-rename; for a new version first the version, then the configuration. A failure undoes the moves.
+A repository has `NAME/config.pbtxt` and `NAME/VERSION/` for each model (Triton, "Model Repository"). A server
+may poll the repository. Files are therefore written to a hidden folder, beside the repository if possible,
+and renamed: a new model at once; of a new version, its folder and then config.pbtxt. A failure undoes it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def is_edited(config: Path) -> bool:
 
 @contextmanager
 def hidden_folder(repository: Path) -> Iterator[Path]:
-    """Yield an empty hidden folder on the repository's file system; remove a new repository left empty."""
+    """Yield an empty hidden folder on the repository's file system; remove a repository that stays empty."""
     is_new = not repository.is_dir()
     with contextlib.ExitStack() as stack:
         try:
@@ -97,7 +97,7 @@ def hidden_folder(repository: Path) -> Iterator[Path]:
 
 
 def _translate_os_error(output: Path | str, error: OSError) -> QCompileError:
-    """Translate an error of the file system: a storage error, or an unusable `output`."""
+    """Translate an OSError into a storage error, or into InvalidOption for `output`."""
     usage = isinstance(error, FileExistsError | NotADirectoryError)
     problem = None if usage else storage_error(error)
     return problem or InvalidOption(f"output {output}: {error.strerror} ({error.filename})")
@@ -159,7 +159,7 @@ class Packaged:
     """A model in a repository.
 
     Attributes:
-        folder, name: Of the model, as in requests.
+        folder, name: The model's folder, and its name in requests.
         versions: All versions in the repository after packaging.
         max_batch_size: Largest batch that Triton forms; 0 without batching.
         config: The text of `config.pbtxt`.
@@ -195,8 +195,8 @@ def package_triton(
 ) -> Packaged:
     """Put an artifact into a Triton model repository, with its configuration and its manifest.
 
-    Existing versions remain and must have the same inputs, outputs and profiles, because they share one
-    configuration. It is rewritten; if a user changed it, `overwrite` is required.
+    Other versions remain. All share one configuration, so their inputs, outputs and number of profiles must
+    be equal. The configuration is rewritten; if a user changed it, `overwrite` is required.
 
     Args:
         artifact: An engine of target "tensorrt", an ONNX file or TorchScript.
@@ -209,7 +209,8 @@ def package_triton(
         The packaged model, with checks and warnings.
 
     Raises:
-        MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, or unsupported by Triton.
+        MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, unsupported by Triton, or
+            for another backend than the existing versions.
         InvalidOption: If an option is wrong or conflicts with the existing model; nothing is written then.
     """
     checked = spec_from_call(TritonSpec, spec, keywords)
@@ -241,7 +242,8 @@ def package_triton(
 
 
 def _check_place(folder: Path, present: Sequence[int], spec: TritonSpec) -> None:
-    """Refuse to overwrite a version or a changed configuration, and a policy with missing versions."""
+    """Without `overwrite`, refuse an existing version and an edited configuration; refuse a policy that names
+    absent versions."""
     version = spec.version
     if (folder / str(version)).exists() and not spec.overwrite:
         hint = f"give `version` {max([version, *present]) + 1}, or `overwrite`"

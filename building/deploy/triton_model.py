@@ -94,7 +94,7 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
     if manifest is not None and verify:
         load_artifact(path)
         require_exact(path, manifest, hint=PACKAGE_ELSEWHERE)
-        checks = (Check("the file is what its manifest says", True, manifest.digest),)
+        checks = (Check("the file matches its manifest", True, manifest.digest),)
     model = _READERS[kind](path, manifest)
     _check_types(model)
     files = {**model.files}
@@ -256,7 +256,7 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
     if with_onnxruntime:
         try:
             io = _session_io(io, make_session(path, session_options(optimize=False)))
-            checks = (Check("ONNX Runtime loads it", True, "inputs and outputs are what it tells"),)
+            checks = (Check("ONNX Runtime loads it", True, "inputs and outputs are those of the session"),)
         except (EngineUnavailable, ModelError) as error:
             notes.append(f"not loaded by ONNX Runtime here: {error.message}")
     values = (*model.graph.input, *model.graph.output)

@@ -31,13 +31,13 @@ class Axes:
         names: Symbol of the graph, for example "s77", to the user's name of the axis.
         ranges: Axis name to the extents for which the graph holds; axes without limits are absent.
         equal: Sets of names that belong to one axis of the graph; each name is in exactly one set.
-        assumed: Axes that may be 1, although PyTorch assumes 2 or more for every axis.
+        may_be_one: Axes that may be 1, although PyTorch assumes 2 or more for every axis.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     ranges: Mapping[str, AxisRange] = field(default_factory=dict)
     equal: Sequence[frozenset[str]] = ()
-    assumed: frozenset[str] = frozenset()
+    may_be_one: frozenset[str] = frozenset()
 
 
 def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:

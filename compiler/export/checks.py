@@ -53,12 +53,12 @@ class Original:
     def outputs(self, feeds: Feeds) -> Outputs:
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
 
-    def several(self) -> list[Feeds]:
+    def sample_feeds(self) -> list[Feeds]:
         """Return the feeds of the example and of the first batches of the data."""
         batches = itertools.islice(self.samples, _SEVERAL) if self.samples is not None else ()
         return [self.example.feeds, *(batch.feeds for batch in batches)]
 
-    def take(self, example: Example) -> bool:
+    def replace_example(self, example: Example) -> bool:
         """Replace the example; return False, without a change, if the model raises on the new one."""
         try:
             self.reference = run(self.loaded, example, example.feeds, self.label)
@@ -252,7 +252,7 @@ class ExportComparison:
             if check.passed:
                 checked = True
                 yield check
-            elif extent == 1 and names & self.axes.assumed:
+            elif extent == 1 and names & self.axes.may_be_one:
                 self._set_minimum(names, 2)  # PyTorch assumed that the axis is never 1
             else:
                 self._refuse(check, feeds)
@@ -270,18 +270,18 @@ class ExportComparison:
         grown, half = traced + max(traced // 2 // step * step, step), max(traced // 2 // step, 1) * step
         candidates = [grown, traced + step, traced * 2, half, traced + 3 * step]
         preferred = list(CHECK_EXTENTS) if first and traced <= _FEW else candidates[: 3 if self.traced else 1]
-        if names & self.axes.assumed and 1 not in preferred:
+        if names & self.axes.may_be_one and 1 not in preferred:
             preferred.append(1)
 
         def allowed(extents: Sequence[int], excluded: Sequence[int]) -> list[int]:
             return [
                 extent
                 for extent in dict.fromkeys(extents)
-                if extent >= 1 and extent not in excluded and limits.nearest(extent) == extent
+                if extent >= 1 and extent not in excluded and limits.round_up(extent) == extent
             ]
 
         first_choice = allowed(preferred, [traced])
-        fallbacks = [*candidates, limits.nearest(1), limits.nearest(traced * 4)]
+        fallbacks = [*candidates, limits.round_up(1), limits.round_up(traced * 4)]
         return first_choice, allowed(fallbacks, [traced, *first_choice])
 
     def _range_of(self, names: frozenset[str]) -> AxisRange:
@@ -333,7 +333,7 @@ class ExportComparison:
             for shape in self.original.shapes.get(tensor.name, ())
             if name in names
         ]
-        return bool(extents) and all(limits.nearest(extent) == extent for extent in extents)
+        return bool(extents) and all(limits.round_up(extent) == extent for extent in extents)
 
     def _lower_minimum(self, names: frozenset[str], below: int) -> None:
         """Lower a minimum to the least extent above `below` from which on file and model agree."""

@@ -131,7 +131,7 @@ def inputs_of_first_batch(loaded: LoadedModel, data: str, read: type[Data]) -> t
     parameters = forward_parameters(loaded.module)
     required = [name for name, parameter in parameters if parameter.default is inspect.Parameter.empty]
     names = required or [name for name, _ in parameters[:1]]
-    first = read(data, [TensorInfo(name, "undefined", ("?",)) for name in names]).first_unchecked()
+    first = read(data, [TensorInfo(name, "undefined", ("?",)) for name in names]).first_batch_unchecked()
     is_batch = len({array.shape[:1] for array in first.values() if array.ndim}) == 1
     has_float64 = any(str(value.dtype) == "torch.float64" for value in loaded.module.parameters())
     tensors = []

@@ -252,7 +252,7 @@ def _write(
             except ExportError as error:
                 if error.data.get("reason") != "values" or freeze_branches:
                     raise
-                branches = find_branches(original.outputs, original.several())
+                branches = find_branches(original.outputs, original.sample_feeds())
                 if branches is None:
                     raise
                 with forced_ways(branches.ways):
@@ -276,9 +276,9 @@ def _write(
     names_of_narrow = narrow(written)
     for alternative in original.alternatives if names_of_narrow else ():
         larger = all(alternative.extents[name] > first.extents[name] for name in names_of_narrow)
-        if larger and original.take(alternative) and not narrow(wider := write()):
+        if larger and original.replace_example(alternative) and not narrow(wider := write()):
             return wider
     if original.example is not first:
-        original.take(first)
+        original.replace_example(first)
         written = write()
     return written

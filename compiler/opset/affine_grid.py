@@ -25,7 +25,7 @@ def affine_grid(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     add, ints, kind = chain.add, chain.ints, scope.elem_type(node, theta)
     extents = scope.shape(theta)
     if extents is None or extents[1] is None:
-        raise scope.refusal(node, f"the number of axes of {theta!r} is not known")
+        raise scope.unsupported(node, f"the number of axes of {theta!r} is not known")
     rank, computed = extents[1], _DOUBLE if kind == _DOUBLE else _FLOAT
     spatial = add("Slice", [size, ints([2]), ints([rank + 2])])
     one = chain.scalar(1, computed)

@@ -52,12 +52,12 @@ class FaultyGraph:
     """How to find the nodes that a known fault affects, and how to rewrite them.
 
     Attributes:
-        cure: Rewrites the affected nodes in place where possible; None if the fault has no rewrite.
+        rewrite: Rewrites the affected nodes in place where possible; None if the fault has no rewrite.
         quantized: Whether the fault needs a quantized graph. If so, the rewrite is compared on that graph.
     """
 
     find: NodeQuery
-    cure: Callable[[onnx.ModelProto], object] | None = None
+    rewrite: Callable[[onnx.ModelProto], object] | None = None
     quantized: bool = False
 
 
@@ -70,7 +70,7 @@ _TO_VALUES = frozenset("Cast Identity Dropout Where".split())
 @node_query("Resize")
 def find_resizes_behind_if(node: onnx.NodeProto, links: Links) -> object:
     """Match a Resize of a transposed output of an If."""
-    return find_producer_chain(node.input[0], links.made_by, "Transpose", "If")
+    return find_producer_chain(node.input[0], links.producers, "Transpose", "If")
 
 
 def find_attention(model: onnx.ModelProto) -> list[str]:

@@ -47,7 +47,7 @@ _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, ti
 @node_query("Mod")
 def find_integer_mods(node: onnx.NodeProto, links: Links) -> bool:
     """Match an integer Mod (fmod = 0), unless its dividend comes from shapes: these values are small."""
-    return not attribute(node, "fmod", 0) and not _comes_from_shapes(node.input[0], links.made_by)
+    return not attribute(node, "fmod", 0) and not _comes_from_shapes(node.input[0], links.producers)
 
 
 def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:

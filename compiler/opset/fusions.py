@@ -99,22 +99,22 @@ def find_reduced_channels(node: onnx.NodeProto, links: Links) -> bool:
         return False
     return any(
         reader.op_type in _FUSED and _has_row(reader, links) and _is_quantized(reader, links, _FUSED)
-        for reader in iterate_consumers(node.output[0], links.read_by, _FUSED)
+        for reader in iterate_consumers(node.output[0], links.consumers, _FUSED)
     )
 
 
 @node_query(" ".join(_LINEAR))
 def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
     """Match per-channel factors or offsets between an int8 product and a QuantizeLinear (case 3)."""
-    readers = links.read_by.get(node.output[0], ())
+    readers = links.consumers.get(node.output[0], ())
     varying = [name for name in node.input if name not in links.stored]
     is_read = any(reader.op_type == "QuantizeLinear" for reader in readers)
     if not is_read or not _has_row(node, links) or len(varying) != 1:
         return False
-    product = nearest_producer(varying[0], links.made_by, (*_LINEAR, *_BOUNDS), links.stored)
+    product = nearest_producer(varying[0], links.producers, (*_LINEAR, *_BOUNDS), links.stored)
     if product is None or product.op_type not in ("Gemm", "MatMul"):
         return False
-    is_int8 = find_producer_chain(product.input[0], links.made_by, "DequantizeLinear") is not None
+    is_int8 = find_producer_chain(product.input[0], links.producers, "DequantizeLinear") is not None
     is_bias = node.op_type == "Add" and len(product.input) < 3 and varying[0] == product.output[0]
     return is_int8 and not is_bias and len(links.shapes.get(product.output[0], "nc")) == 2
 
@@ -122,7 +122,7 @@ def find_quantized_factors(node: onnx.NodeProto, links: Links) -> bool:
 @node_query("Reshape")
 def find_reduced_scales(node: onnx.NodeProto, links: Links) -> bool:
     """Match a Reshape between an int8 convolution with a scale that may move and a reduction (case 6)."""
-    readers = iterate_consumers(node.output[0], links.read_by, _MOVED)
+    readers = iterate_consumers(node.output[0], links.consumers, _MOVED)
     return any(reader.op_type in _REDUCTIONS for reader in readers) and _has_free_scale(node.input[0], links)
 
 
@@ -132,7 +132,8 @@ def find_gathered_scales(node: onnx.NodeProto, links: Links) -> bool:
     if not _reads_integers(node, links) or _has_bias(node, links):
         return False
     return any(
-        _takes_index(reader, links) for reader in iterate_consumers(node.output[0], links.read_by, _TO_GATHER)
+        _takes_index(reader, links)
+        for reader in iterate_consumers(node.output[0], links.consumers, _TO_GATHER)
     )
 
 
@@ -142,7 +143,7 @@ def find_shifted_counts(model: onnx.ModelProto) -> list[str]:
     def is_shifted(node: onnx.NodeProto, links: Links) -> bool:
         return any(
             reader.op_type == "Neg" or (reader.op_type in _LINEAR and links.constants & {*reader.input})
-            for reader in iterate_consumers(node.output[0], links.read_by, _PLACES)
+            for reader in iterate_consumers(node.output[0], links.consumers, _PLACES)
         )
 
     names = find_nodes(model, _ALL_REDUCTIONS, is_shifted)
@@ -198,7 +199,7 @@ def find_moved_scales(node: onnx.NodeProto, links: Links) -> bool:
     if not _reads_integers(node, links) or _has_bias(node, links) or not _is_dynamic(node, links):
         return False
     matrix = links.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()
-    readers = iterate_consumers(node.output[0], links.read_by, _MOVED)
+    readers = iterate_consumers(node.output[0], links.consumers, _MOVED)
     return len(matrix) < 3 and any(_mixes_batch(reader, matrix, links) for reader in readers)
 
 
@@ -215,7 +216,7 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def _has_max(node: onnx.NodeProto, links: Links) -> bool:
     """Return whether `with_max` has inserted a Max behind a node."""
-    return any(map(_is_inserted_max, links.read_by.get(node.output[0], ())))
+    return any(map(_is_inserted_max, links.consumers.get(node.output[0], ())))
 
 
 def _is_inserted_max(node: onnx.NodeProto) -> bool:
@@ -223,7 +224,7 @@ def _is_inserted_max(node: onnx.NodeProto) -> bool:
 
 
 def _is_quantized(node: onnx.NodeProto, links: Links, passed: Collection[str]) -> bool:
-    readers = iterate_consumers(node.output[0], links.read_by, passed)
+    readers = iterate_consumers(node.output[0], links.consumers, passed)
     return any(reader.op_type == "QuantizeLinear" for reader in readers)
 
 
@@ -236,7 +237,7 @@ def _has_free_scale(tensor: str, links: Links) -> bool:
     """Return whether a tensor comes from an int8 convolution without bias, or through per-channel factors."""
     pending, seen, factors = [tensor], {tensor}, False
     while pending:
-        node = links.made_by.get(pending.pop())
+        node = links.producers.get(pending.pop())
         if node is None or _is_inserted_max(node):
             continue
         if node.op_type == "Conv" and _reads_integers(node, links):
@@ -264,7 +265,7 @@ def _with_constants(node: onnx.NodeProto, links: Links) -> tuple[onnx.NodeProto,
     """Return the last constant operator behind a product, all outputs so far, and whether it has a bias."""
     biased, tensors = _has_bias(node, links), [node.output[0]]
     while True:
-        linear = [reader for reader in links.read_by.get(tensors[-1], ()) if reader.op_type in _LINEAR]
+        linear = [reader for reader in links.consumers.get(tensors[-1], ()) if reader.op_type in _LINEAR]
         constant_readers = [reader for reader in linear if links.constants & {*reader.input}]
         if len(constant_readers) != 1:
             return node, tensors, biased
@@ -289,12 +290,12 @@ def _takes_index(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def _reads_integers(node: onnx.NodeProto, links: Links) -> bool:
-    makers = [links.made_by.get(name) for name in node.input[:2]]
+    makers = [links.producers.get(name) for name in node.input[:2]]
     return all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
 
 
 def _is_shared(tensor: str, links: Links) -> bool:
-    readers = [reader for reader in links.read_by.get(tensor, ()) if reader.op_type != "Shape"]
+    readers = [reader for reader in links.consumers.get(tensor, ()) if reader.op_type != "Shape"]
     return len(readers) + any(value.name == tensor for value in links.graph.output) > 1
 
 

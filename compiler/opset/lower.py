@@ -119,17 +119,17 @@ def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.Nod
     if older is None and any(result.op_type == operator for result in nodes):
         first = next((at for at in range(1, current + 1) if _schema(node, at)), 0)
         since = f"came with opset {first}" if newer else f"is not in opset {current}"
-        raise scope.refusal(
+        raise scope.unsupported(
             node, f"the operator {since}", "write it with older operators, or use a newer runtime"
         )
     if rewrite is None and operator not in COMPATIBLE:
         why = f"opset {newer.since_version} changed it, and qcompile has no older form"
-        raise scope.refusal(node, why, "use a newer runtime")
+        raise scope.unsupported(node, why, "use a newer runtime")
     for result in nodes:
         if result.op_type == operator:
             trim(result, older, newer)
             if reason := why_invalid(result, scope, older, newer):
-                raise scope.refusal(node, reason)
+                raise scope.unsupported(node, reason)
     return nodes
 
 
@@ -139,7 +139,7 @@ def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
         sign for sign, name in ((1, "detect_positive"), (-1, "detect_negative")) if attribute(node, name, 1)
     ]
     if not signs:
-        raise scope.refusal(node, "it detects neither sign")
+        raise scope.unsupported(node, "it detects neither sign")
     chain, value = Chain(node, scope), node.input[0]
     kind = scope.elem_type(node, value)
     if len(signs) == 2:

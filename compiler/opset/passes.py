@@ -19,8 +19,8 @@ class Pass:
     Attributes:
         change: Edits a graph in place, its weights loaded; returns names of rewritten nodes or other changes.
         needs: Returns whether the pass applies to a graph; must not edit it.
-        leaves: Returns the problem of a graph that violates the postcondition; empty if it holds.
-        compared: Progress message for the comparison of outputs before and after; empty if the pass is exact.
+        find_problem: Returns the problem of a graph that violates the postcondition; empty if it holds.
+        comparison_message: Progress message while outputs are compared; empty if the pass is exact.
         on_source: Whether to compare on the user's model instead of the graph.
         operator: The operator that the pass replaces, for parsers that lack it; empty for other passes.
     """
@@ -28,8 +28,8 @@ class Pass:
     name: str
     change: Callable[[Graph], Sequence[str]]
     needs: Callable[[Graph], object] = lambda _: True
-    leaves: Callable[[Graph], str] = lambda _: ""
-    compared: str = ""
+    find_problem: Callable[[Graph], str] = lambda _: ""
+    comparison_message: str = ""
     on_source: bool = True
     operator: str = ""
 

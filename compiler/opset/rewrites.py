@@ -41,7 +41,7 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if axes is not None and axes.size:
         node.attribute.append(helper.make_attribute("axes", axes.reshape(-1).tolist()))
     elif noop and node.op_type not in _IDENTITY_WITHOUT_AXES:
-        raise scope.refusal(node, "noop_with_empty_axes without axes has no older form")
+        raise scope.unsupported(node, "noop_with_empty_axes without axes has no older form")
     elif noop:
         return [helper.make_node("Identity", node.input, node.output, node.name)]
     if scope.type(node.input[0]) != "tensor(bool)":
@@ -61,7 +61,7 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     if not count:
         return [node]
     if count != len(node.output):
-        raise scope.refusal(node, f"num_outputs is {count}, and it has {len(node.output)} outputs")
+        raise scope.unsupported(node, f"num_outputs is {count}, and it has {len(node.output)} outputs")
     axis, shape = attribute(node, "axis", 0), scope.shape(node.input[0])
     extent = shape[axis] if shape is not None else None
     if extent is None:
@@ -77,7 +77,7 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         part = -(-extent // count)
         sizes = [part] * (count - 1) + [extent - part * (count - 1)]
         if sizes[-1] < 0:
-            raise scope.refusal(node, f"{extent} elements do not make {count} parts of {part}")
+            raise scope.unsupported(node, f"{extent} elements do not make {count} parts of {part}")
         del node.input[1:]
         node.input.append(scope.store(np.array(sizes, np.int64), f"{node.output[0]}/sizes"))
     return [node]
@@ -108,21 +108,21 @@ def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     policy = attribute(node, "keep_aspect_ratio_policy", "stretch")
     if attribute(node, "antialias", 0):
-        raise scope.refusal(node, "antialias = 1 came with opset 18", "resize without antialiasing")
+        raise scope.unsupported(node, "antialias = 1 came with opset 18", "resize without antialiasing")
     if policy != "stretch" and len(node.input) > 3 and node.input[3]:
-        raise scope.refusal(node, f"keep_aspect_ratio_policy {policy!r} came with opset 18")
+        raise scope.unsupported(node, f"keep_aspect_ratio_policy {policy!r} came with opset 18")
     axes = attribute(node, "axes")
     drop_attributes(node, "antialias", "axes", "keep_aspect_ratio_policy")
     if axes is None:
         return [node]
     if mode == "tf_crop_and_resize":
-        raise scope.refusal(node, f"axes with {mode!r} came with opset 18")
+        raise scope.unsupported(node, f"axes with {mode!r} came with opset 18")
     rank = scope.rank(node, node.input[0])
     places = [axis % rank for axis in axes]
     by_size = len(node.input) > 3 and bool(node.input[3])
     index, chain = 3 if by_size else 2, Chain(node, scope)
     if not by_size and scope.elem_type(node, node.input[2]) != TensorProto.FLOAT:
-        raise scope.refusal(node, "its scales are not float32")
+        raise scope.unsupported(node, "its scales are not float32")
     ones, stored = np.ones(rank, np.float32), scope.constant(node.input[index])
     if stored is not None and not by_size:
         ones[places] = stored.reshape(-1)
@@ -137,7 +137,7 @@ def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Rename the mode of a GridSample of images; volumes have no older form."""
     if scope.rank(node, node.input[0]) != 4:
-        raise scope.refusal(node, "it samples no image of four axes")
+        raise scope.unsupported(node, "it samples no image of four axes")
     mode = attribute(node, "mode", "linear")
     drop_attributes(node, "mode")
     node.attribute.append(helper.make_attribute("mode", _IMAGE_MODES.get(mode, mode)))
@@ -168,7 +168,7 @@ def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     has_value = any(node.input[:1])
     kind = scope.type(node.input[0]) if has_value else ""
     if has_value and not kind:
-        raise scope.refusal(node, f"the type of {node.input[0]!r} cannot be inferred")
+        raise scope.unsupported(node, f"the type of {node.input[0]!r} cannot be inferred")
     if kind.startswith("optional("):
         return [node]
     if node.op_type == "OptionalGetElement":
@@ -189,7 +189,7 @@ def align_as_before(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Remove mode "output_half_pixel" of a RoiAlign, the only mode before opset 16."""
     mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     if mode != "output_half_pixel":
-        raise scope.refusal(node, f"coordinate_transformation_mode {mode!r} came with opset 16")
+        raise scope.unsupported(node, f"coordinate_transformation_mode {mode!r} came with opset 16")
     drop_attributes(node, "coordinate_transformation_mode")
     return [node]
 
@@ -242,7 +242,7 @@ def _operand(node: onnx.NodeProto, index: int, scope: Scope, what: str) -> NDArr
         return None
     values = scope.constant(node.input[index])
     if values is None:
-        raise scope.refusal(node, f"{what} computed at run time ({node.input[index]!r})")
+        raise scope.unsupported(node, f"{what} computed at run time ({node.input[index]!r})")
     return values
 
 
@@ -267,7 +267,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     groups = int(attribute(node, "num_groups", 0))
     scales = scope.shape(scale)
     if scales is None or scales[0] is None:
-        raise scope.refusal(node, f"whether {scale!r} is per group or per channel is not known")
+        raise scope.unsupported(node, f"whether {scale!r} is per group or per channel is not known")
     stash = attribute(node, "stash_type", TensorProto.FLOAT)  # the type of the statistics
     if stash != TensorProto.FLOAT or kind == TensorProto.DOUBLE:
         stash = kind
@@ -296,7 +296,7 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     chain, (x, scale) = Chain(node, scope), node.input
     value = _normalized(node, chain, scope, centred=False)
     if scope.elem_type(node, scale) != scope.elem_type(node, x):
-        raise scope.refusal(node, f"{scale!r} is of another type than {x!r}")
+        raise scope.unsupported(node, f"{scale!r} is of another type than {x!r}")
     return chain.result(chain.add("Mul", [value, scale]))
 
 
@@ -304,7 +304,7 @@ def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     """Return a LayerNormalization in its older pattern, with statistics as in `rms_normalization`."""
     chain, (_, scale, *bias) = Chain(node, scope), node.input
     if len([name for name in node.output if name]) > 1:
-        raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
+        raise scope.unsupported(node, "its mean and deviation are read, which only newer opsets return")
     value = _normalized(node, chain, scope, centred=True)
     value = chain.add("Mul", [value, scale])
     return chain.result(chain.add("Add", [value, bias[0]]) if any(bias) else value)

@@ -101,7 +101,7 @@ class Scope:
         operand_shape, shape = self.shape(node.input[0]), self.shape(name)
         return node.input[0] if operand_shape and shape and len(operand_shape) == len(shape) else name
 
-    def maker(self, name: str, operator: str) -> onnx.NodeProto | None:
+    def producer_of(self, name: str, operator: str) -> onnx.NodeProto | None:
         """Return the producer of a tensor if it is of this operator, otherwise None."""
         node = self._producers.get(name)
         return node if node is not None and node.op_type == operator else None
@@ -120,14 +120,14 @@ class Scope:
         """Return the rank of an input of a node; raise UnsupportedOperator if it cannot be inferred."""
         shape = self.shape(name)
         if shape is None:
-            raise self.refusal(node, f"the rank of {name!r} cannot be inferred")
+            raise self.unsupported(node, f"the rank of {name!r} cannot be inferred")
         return len(shape)
 
     def elem_type(self, node: onnx.NodeProto, name: str) -> int:
         """Return the element type of an input of a node, a TensorProto.DataType; raise if it is unknown."""
         proto = self._type(name)
         if proto is None or not proto.tensor_type.elem_type:
-            raise self.refusal(node, f"the type of {name!r} cannot be inferred")
+            raise self.unsupported(node, f"the type of {name!r} cannot be inferred")
         return int(proto.tensor_type.elem_type)
 
     def fresh(self, base: str) -> str:
@@ -142,7 +142,7 @@ class Scope:
         self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
         return str(tensor.name)
 
-    def refusal(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
+    def unsupported(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
         """Return the error for a node that cannot be written in the target opset."""
         name = node.name or f"making {', '.join(node.output)}"
         return UnsupportedOperator(
@@ -160,12 +160,12 @@ class Links:
         self.model, self.graph = model, graph
 
     @cached_property
-    def made_by(self) -> dict[str, onnx.NodeProto]:
+    def producers(self) -> dict[str, onnx.NodeProto]:
         """Tensor to its producer."""
         return producers(self.graph)
 
     @cached_property
-    def read_by(self) -> dict[str, list[onnx.NodeProto]]:
+    def consumers(self) -> dict[str, list[onnx.NodeProto]]:
         """Tensor to its consumers in the graph."""
         return consumers(self.graph)
 

@@ -127,8 +127,8 @@ def counts_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProt
 @rewriting_each("Cast")
 def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
     """Return an integer division for a Cast of an extent divided and rounded up as a float; else None."""
-    ceiling = scope.maker(node.input[0], "Ceil")
-    division = scope.maker(ceiling.input[0], "Div") if ceiling is not None else None
+    ceiling = scope.producer_of(node.input[0], "Ceil")
+    division = scope.producer_of(ceiling.input[0], "Div") if ceiling is not None else None
     if division is None or attribute(node, "to", 0) not in _WHOLE:
         return None
     divisor, count = scope.constant(division.input[1]), scope.cast_from(division.input[0])
@@ -144,9 +144,9 @@ def ceilings_to_integers(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePr
 def _is_extent(scope: Scope, name: str) -> bool:
     """Return whether a tensor is part of a shape, and thus never negative."""
     for operator in ("Squeeze", "Gather", "Slice", "Reshape"):
-        if node := scope.maker(name, operator):
+        if node := scope.producer_of(name, operator):
             return _is_extent(scope, node.input[0])
-    return scope.maker(name, "Shape") is not None
+    return scope.producer_of(name, "Shape") is not None
 
 
 @rewriting_each("Col2Im")

@@ -32,7 +32,7 @@ weights (BERT-base); without it a sample takes 0.03 s longer."""
 
 @dataclass
 class ChannelRows:
-    """Channel extremes and a subset of the rows of one observed tensor."""
+    """Channel extremes and a subset of the rows of one tensor. A row has all channels of one position."""
 
     # smallest and largest value of each channel over all rows, float32 [channels]
     low: NDArray[np.float32]
@@ -51,8 +51,8 @@ def observe_rows(
 ) -> dict[str, ChannelRows]:
     """Run the samples; return the channel extremes and a subset of the rows of each tensor.
 
-    Memory holds the complete tensors of one sample, and up to `_KEPT_ROWS` rows of each tensor, evenly spaced
-    within each sample. `axes` maps each tensor to its channel axis.
+    Memory holds the tensors of one sample, and of each tensor up to `_ROWS_OF_SAMPLE` evenly spaced rows of
+    each sample, until there are `_KEPT_ROWS`. `axes` maps each tensor to its channel axis.
     """
     rows_of: dict[str, ChannelRows] = {}
     for arrays in run_samples(model, sorted(axes), data, limit):
@@ -83,7 +83,7 @@ def run_samples(
     doing: str = "look at channels",
     integers: bool = True,
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Run the samples; yield the values of some tensors of a model for each sample.
+    """Run the samples; yield the values of `tensors` for each sample, or batch that cannot be split.
 
     Args:
         tensors: Names of float32 tensors; they need not be model outputs.
@@ -97,7 +97,7 @@ def run_samples(
     computed = [name for name in tensors if name not in inputs]
     done, total = 0, data.total
     total = limit if total is None or (limit is not None and limit < total) else total
-    max_samples = limit or data.limit  # identical for samples of a file and of a function
+    max_samples = limit or data.limit  # not `data.total`, unknown for functions
     skips_layouts = max_samples and max_samples <= _FEW_FOR_LAYOUTS and runs_without_layouts(model)
     options = session_options(integers=integers, layouts=not skips_layouts)
     if max_samples and max_samples <= _FEW_FOR_PACKING:
@@ -124,7 +124,8 @@ def run_samples(
 
 
 def runs_without_layouts(model: Graph) -> bool:
-    """Return whether no Conv is grouped: without layouts, depthwise ones take five times as long (1.31.1)."""
+    """Return whether the model has no grouped Conv. Without memory layouts, depthwise Convs take five times
+    as long (ONNX Runtime 1.31.1)."""
     convs = [node for node in model.model.graph.node if node.op_type == "Conv"]
     return all(attribute(conv, "group", 1) == 1 for conv in convs)
 

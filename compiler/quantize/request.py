@@ -60,7 +60,7 @@ class QuantizeRequest:
         shared = {**self.observed.shared, **self.ranges.shared}
         return replace(self.ranges, histograms=histograms, shared=shared)
 
-    def asking(self, **options: Any) -> QuantizeRequest:
+    def with_options(self, **options: Any) -> QuantizeRequest:
         """Return the request with other options."""
         return replace(self, spec=replace(self.spec, **options))
 

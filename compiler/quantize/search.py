@@ -71,7 +71,7 @@ class _Candidate:
 
     def without(self, names: Sequence[str]) -> QuantizeRequest:
         """Return its request with further layers left in float."""
-        return self.request.asking(exclude=(*self.request.spec.exclude, *map(glob_for_name, names)))
+        return self.request.with_options(exclude=(*self.request.spec.exclude, *map(glob_for_name, names)))
 
 
 class _Search:
@@ -129,16 +129,18 @@ def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
 def _search_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     request.progress("quantize, and compare")
     search, initial_method, spec = _Search(once, judge), _method(request), request.spec
-    first_request = replace(request.asking(correct_bias=False), corrected_on=_CORRECTED_ON)
+    first_request = replace(request.with_options(correct_bias=False), corrected_on=_CORRECTED_ON)
     best = search.first(str(initial_method), first_request)
     best, balancing = _balance(search, best) if spec.balance else (best, {})
     if spec.correct_bias:
-        best = search.better(best, "corrected biases", best.request.asking(correct_bias=True), gain_db=0.0)
+        best = search.better(
+            best, "corrected biases", best.request.with_options(correct_bias=True), gain_db=0.0
+        )
     other_methods = (Method("minmax"), Method("percentile", initial_method.percentile), Method("entropy"))
     # Above that, the samples do not separate methods, and a method that clips more may lose on other samples.
     compares_methods = best.rank_db < _COMPARABLE_DB or spec.max_damage is not None
     for method in other_methods if initial_method.name == "auto" and compares_methods else ():
-        best = search.better(best, str(method), best.request.asking(method=str(method)))
+        best = search.better(best, str(method), best.request.with_options(method=str(method)))
     quantized = best.judged
     best, in_float, refusal = _leave_in_float(search, best)
     best = _correct_on_more(search, best, request.corrected_on)

@@ -327,7 +327,7 @@ class _Twins:
             qparams = choose_weight_qparams(values, axis)
             integers = quantize(values, qparams)
             if pairs := pair_limits(layer, values.shape, self.kernels):
-                scales, integers = pairs.fitted(values)
+                scales, integers = pairs.quantize(values)
                 qparams = replace(qparams, scale=scales)
             store(self.graph, result, dequantize(integers, qparams))
         return result

@@ -53,7 +53,7 @@ def open_lock(path: Path) -> IO[str]:
     descriptor = os.open(path, flags, 0o644)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no regular file; remove it", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file; remove it", str(path))
     return os.fdopen(descriptor, "r+", encoding="utf-8")
 
 

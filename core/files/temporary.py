@@ -1,10 +1,10 @@
-"""Temporary folders, each locked by the process that made it; later processes remove those of killed ones.
+"""Temporary folders, each locked by the process that made it; later processes remove abandoned folders.
 
     .qcompile-tmp-PID-PURPOSE-xxxxxxxx
 
-The system releases the lock (flock(2)) when the process ends. An unlocked folder is therefore abandoned, even
-if its process id was reused or is from another container that shares the parent folder. Files, and folders on
-file systems without locks, are protected by the process id.
+The system releases the lock (flock(2)) when the process ends. A folder is removed if no process that may own
+it lives and its lock is free; the lock protects folders of other containers that share the parent folder.
+Files have no lock and remain while their process may live; without locks, a folder must also be a day old.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .locks import flock, is_same_folder, open_folder
 from .storage import TEMPORARY, hidden_storage_error, public_path, storage_error
 
 PLACES = "QCOMPILE_TEMPORARY_PLACES"
-"""Environment variable: file that lists the parents of temporary folders for the process that watches."""
+"""Environment variable: file that lists the parents of temporary folders, for a supervising process."""
 _ABANDONED_AFTER_S = 86400.0
-"""Age at which a folder that cannot be locked counts as abandoned."""
+"""Age at which a folder on a file system without locks counts as abandoned."""
 _CLOCK_STEP_S = 2.0
 
 
@@ -38,8 +38,8 @@ _CLOCK_STEP_S = 2.0
 def temporary_folder(purpose: str, shown: str | Path = "") -> Iterator[Path]:
     """Yield a new folder among the system's temporary files, named for its `purpose`; remove it at the end.
 
-    Errors of the block name `shown` (the user's argument) in place of files in the folder, by default the
-    file names alone. Leftovers of killed processes are removed first, once for each process and place.
+    A QCompileError of the `with` block names `shown` (the user's argument) in place of paths in the folder,
+    or only file names if `shown` is empty. Abandoned folders of the same parent are removed first, once.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -92,7 +92,7 @@ def locked_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
 
 @contextmanager
 def public_names(folder: Path, public: Callable[[str], str]) -> Iterator[None]:
-    """Replace paths in `folder` in errors of the block; `public` maps a file name to the path to show."""
+    """Replace each path below `folder` in a QCompileError of the `with` block by `public(file name)`."""
     try:
         yield
     except QCompileError as error:
@@ -121,14 +121,14 @@ def rename_paths(error: QCompileError, rename: Callable[[str], str]) -> None:
 
 
 def _report_parent(parent: Path) -> None:
-    """Report the parent of a temporary folder to the process that watches this one."""
+    """Append `parent` to the file that PLACES names, if a supervising process set it."""
     if places := os.environ.get(PLACES):
         with contextlib.suppress(OSError), open(places, "ab") as file:
             file.write(os.fsencode(parent.absolute()) + b"\0")
 
 
 def remove_stale_once(folder: Path) -> None:
-    """Call `remove_stale` once for a folder that is not temporary itself (cache of 1024 folders)."""
+    """Call `remove_stale` once per process, unless the folder is in a temporary folder."""
     place = folder.absolute()
     if public_path(place) == place:
         _sweep(place)
@@ -172,7 +172,7 @@ def _remove_if_abandoned(path: Path, pid: int) -> None:
 
 
 def _owner_may_live(pid: int, changed_s: float) -> bool:
-    """Return whether process `pid` may have made a file that changed at `changed_s`: it started before."""
+    """Return whether process `pid` lives and started before `changed_s`, or its start is unknown."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -194,7 +194,7 @@ def _start_time_s(pid: int) -> float | None:
 
 
 def _is_disk_error(error: OSError, folder: Path) -> bool:
-    """Return whether an error concerns the disk of a folder; if it names no file, only by its errno."""
+    """Return whether an error concerns the disk of a folder; of errors without a file, only a full disk."""
     if error.filename is None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return storage_error(error) is not None and str(error.filename).startswith(str(folder))

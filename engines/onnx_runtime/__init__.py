@@ -1,4 +1,4 @@
-"""ONNX Runtime: offline-optimized models for this processor, and a runner, there or on a GPU."""
+"""ONNX Runtime: build models optimized ahead of time for a processor, and run models on CPU or GPU."""
 
 from .engine import OnnxRuntime
 

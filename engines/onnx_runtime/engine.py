@@ -1,4 +1,4 @@
-"""Build an offline-optimized ONNX model for this processor, and read its executed precision."""
+"""Build an offline-optimized ONNX model for a processor, and read the precision in which each layer runs."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ from .runner import (
 )
 from .words import PACKAGES, PROPOSALS, RULES, SCRIPT, TRITON
 
-_WARMUP, _PROFILED = 2, 10
+_WARMUP_RUNS, _PROFILED_RUNS = 2, 10
 _LAYOUTS = "com.microsoft.nchwc::"
-_SLOWER = ("SkipLayerNormFusion",)
-"""Fusions whose kernel is slower than what it replaces. SkipLayerNormalization takes 0.20 ms where Add and
-LayerNormalization take 0.03 ms (1.31.1, 128 x 768 values, x86 with AVX-512)."""
+_SLOW_FUSIONS = ("SkipLayerNormFusion",)
+"""Fusions that make a model slower. SkipLayerNormalization takes 0.20 ms; Add and LayerNormalization together
+take 0.03 ms (ONNX Runtime 1.31.1, 128 x 768 values, x86 with AVX-512)."""
 _BLOCKS_OF_16 = "avx512f"
-"""With it a block of channels has 16 in ONNX Runtime's layouts for convolutions, and 8 without."""
+"""With this feature, ONNX Runtime's memory layouts of convolutions have blocks of 16 channels, else of 8."""
 
 
 class OnnxRuntime(Engine):
-    """ONNX Runtime: builds for the processor; runs there, or by its CUDA provider on a GPU."""
+    """Adapter of ONNX Runtime: builds for processors; runs on them, or on a GPU by the CUDA provider."""
 
     name = "onnxruntime"
     suffix = ".onnx"
@@ -74,7 +74,7 @@ class OnnxRuntime(Engine):
     rules = RULES
     faults = KNOWN_FAULTS
     triton = TRITON
-    offered = PROPOSALS
+    custom_proposals = PROPOSALS
     places: tuple[Place, ...] = ("cpu", "cuda")
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
@@ -93,27 +93,27 @@ class OnnxRuntime(Engine):
         import onnxruntime
 
         path, before = Path(request.model), request.onnx.load()
-        shown = request.source or request.model
-        beside = bool(request.onnx.beside)  # the optimizer refers to data there
+        label = request.source or request.model
+        beside = bool(request.onnx.beside)  # data files with weights, to which the optimized model refers
         isa = request.spec.isa
-        elsewhere = is_elsewhere(isa)
-        request.progress(f"optimize for {isa if elsewhere else 'this processor'}")
+        for_other_isa = is_elsewhere(isa)
+        request.progress(f"optimize for {isa if for_other_isa else 'this processor'}")
         threads, half = request.spec.threads, has_float16(before)
 
         def optimize(graph: Path, output: Path) -> None:
-            # Memory layouts are those of the processor that optimizes.
-            options = session_options(threads, layouts=not (elsewhere or half))
+            # The optimizer writes memory layouts for the processor on which it runs.
+            options = session_options(threads, layouts=not (for_other_isa or half))
             if is_foreign(isa):
                 options.add_session_config_entry(SIGNED_ACTIVATIONS, str(int(isa in ARM_ISAS)))
             large = is_large(before) or (beside and graph == path)
-            optimize_file(graph, output, options, large=large, without=_SLOWER, error=BuildError)
+            optimize_file(graph, output, options, large=large, without=_SLOW_FUSIONS, error=BuildError)
 
-        def opened(file: Path) -> Runner:
-            return OnnxRuntimeRunner(self._session(file, threads, optimized=True), shown)
+        def open_file(file: Path) -> Runner:
+            return OnnxRuntimeRunner(self._session(file, threads, optimized=True), label)
 
-        def opened_by_default(file: Path) -> Runner:
+        def open_by_default(file: Path) -> Runner:
             return OnnxRuntimeRunner(
-                make_session(file, session_options(threads, layouts=not half), error=BuildError), shown
+                make_session(file, session_options(threads, layouts=not half), error=BuildError), label
             )
 
         optimize(path, request.output)
@@ -121,32 +121,32 @@ class OnnxRuntime(Engine):
         numbered = not is_large(before) and put_in_order(after, before)
         if strip_source_paths(after) or numbered or (beside and not is_large(before)):
             save_onnx(after, request.output)
-        with opened(request.output) as runner:
+        with open_file(request.output) as runner:
             feeds, _ = run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
-        ways = {"as it is": opened, "with the default options": opened_by_default}
+        ways = {"as it is": open_file, "with the default options": open_by_default}
         execution = Execution("ONNX Runtime", optimize, ways)
         values = check_values(request, before, request.output, execution, feeds)
         counts = count_weighted(after, as_executed=True)
-        asked = weighted_nodes(before).get(request.precision, [])
-        missed, unreported = missed_nodes(asked, before, after, request.precision)
+        requested = weighted_nodes(before).get(request.precision, [])
+        missed, unreported = missed_nodes(requested, before, after, request.precision)
         layers = PlannedLayers(
-            [node.name for node in asked],
+            [node.name for node in requested],
             {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},
             dict.fromkeys(unreported, "ONNX Runtime's optimizer gave it another name"),
         )
-        reached = len(asked) - len(missed) - len(unreported)
+        reached = len(requested) - len(missed) - len(unreported)
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
-            planned=len(asked),
+            planned=len(requested),
             reached=reached if counts.get(request.precision) else 0,
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=device_for(isa),
-            versions={"onnxruntime": onnxruntime.__version__},  # whichever distribution holds it
+            versions={"onnxruntime": onnxruntime.__version__},  # of the distribution that provides it
             failure=values.failure,
             wrong_layer=values.wrong_layer,
             hint=values.hint,
-            checks=[Check("runs after loading again", True, request.sampled), *values.checks],
+            checks=[Check("runs after loading again", True, request.input_name), *values.checks],
             warnings=[*foreign_isa_warnings(isa), *values.warnings],
             layers=layers,
         )
@@ -158,7 +158,7 @@ class OnnxRuntime(Engine):
         return OnnxRuntimeRunner(self._session(Path(artifact), threads), artifact)
 
     def _session(self, path: Path, threads: int, *, optimized: bool = False, profile: str = "") -> Any:
-        """Load an artifact; with `profile`, ONNX Runtime writes a profile whose file's name begins so."""
+        """Load an artifact; `profile` is the prefix of the profile file, "" disables profiling."""
         self.require_here()
         options = session_options(threads)
         without: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ class OnnxRuntime(Engine):
         if optimized or (manifest and manifest.stage == "build"):
             import onnxruntime
 
-            # It is optimized already, for this processor; doing it again costs load time only.
+            # The file is already optimized for this processor; optimizing again would only slow the loading.
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
         else:
@@ -180,7 +180,7 @@ class OnnxRuntime(Engine):
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        run.require_plain(self.name)
+        run.refuse_streams_and_graphs(self.name)
         lacks_cuda = not self.why_not_run() and why_no_cuda_provider()
         install = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu" if lacks_cuda else ""
         self.require_gpu_here(artifact, run.device, install)
@@ -198,7 +198,7 @@ class OnnxRuntime(Engine):
     ) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
         manifest = read_manifest(weightless.path)
         built = manifest is not None and manifest.stage == "build"
-        # The layout level crashes the process on some float16 graphs: see `session_options`.
+        # Optimizing memory layouts crashes the process on some float16 graphs: see `session_options`.
         options = session_options(threads, layouts=not has_float16(weightless.model), optimize=not built)
         options.enable_cpu_mem_arena = False
         session = make_session(Graph(model, weightless.path), options)
@@ -208,41 +208,41 @@ class OnnxRuntime(Engine):
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
         if device is not None:
-            problem = f"{self.name} tells no time of single layers on a GPU: its profile has the host's"
+            problem = f"{self.name} reports no layer times on a GPU: its profile has only host times"
             raise EngineUnavailable(problem, engine=self.name)
         times: dict[str, list[float]] = {}
         with temporary_folder("profile", artifact) as folder:
             session = self._session(Path(artifact), threads, profile=f"{folder}/profile")
-            for _ in range(_WARMUP + _PROFILED):
+            for _ in range(_WARMUP_RUNS + _PROFILED_RUNS):
                 session.run(None, feeds)
             events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         for event in events:
             name = str(event.get("name", ""))
             if event.get("cat") == "Node" and name.endswith("_kernel_time"):
                 times.setdefault(name.removesuffix("_kernel_time"), []).append(event["dur"] / 1e3)
-        return {name: statistics.median(runs_ms[_WARMUP:]) for name, runs_ms in times.items()}
+        return {name: statistics.median(runs_ms[_WARMUP_RUNS:]) for name, runs_ms in times.items()}
 
 
-def _infer_tapped(session: Any, shown: Mapping[str, str], feeds: Feeds) -> dict[str, Any]:
-    """The taps and the graph's outputs, which ONNX Runtime holds until they are read."""
+def _infer_tapped(session: Any, output_of: Mapping[str, str], feeds: Feeds) -> dict[str, Any]:
+    """Return the taps and the graph's outputs: as arrays if an input holds strings, else as OrtValues."""
     import onnxruntime
 
     if any(array.dtype.kind in "OSUT" for array in feeds.values()):
-        fetched = session.run([*shown.values()], feeds)
+        fetched = session.run([*output_of.values()], feeds)
     else:
-        make = onnxruntime.OrtValue.ortvalue_from_numpy
-        values = {name: make(array) for name, array in feeds.items()}
-        fetched = session.run_with_ort_values([*shown.values()], values)
-    return dict(zip(shown, fetched, strict=True))
+        make_value = onnxruntime.OrtValue.ortvalue_from_numpy
+        values = {name: make_value(array) for name, array in feeds.items()}
+        fetched = session.run_with_ort_values([*output_of.values()], values)
+    return dict(zip(output_of, fetched, strict=True))
 
 
 def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None:
     import onnxruntime
 
-    built, problem, hint = tools.get("onnxruntime", ""), "", "build it again on this machine"
-    blocks, other = (_blocks(features) for features in (device.get("features"), processor()["features"]))
-    if built != onnxruntime.__version__:
-        problem = f"optimized by ONNX Runtime {built}; this is {onnxruntime.__version__}"
+    built_by, problem, hint = tools.get("onnxruntime", ""), "", "build it again on this machine"
+    blocks, other = (_block_size(features) for features in (device.get("features"), processor()["features"]))
+    if built_by != onnxruntime.__version__:
+        problem = f"optimized by ONNX Runtime {built_by}; this is {onnxruntime.__version__}"
         hint = "build it again with this version"
     elif missing := missing_features(device):
         problem = f"optimized for a processor with {', '.join(missing)}, which this one lacks"
@@ -251,15 +251,15 @@ def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None
         if any(name.startswith(_LAYOUTS) for name in operators):
             hint += "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
             problem = (
-                f"holds convolutions in blocks of {blocks} channels, of the processor that built it; "
+                f"holds convolutions in blocks of {blocks} channels, for the processor that built it; "
                 f"ONNX Runtime would read them in blocks of {other} here, and compute other values"
             )
     if problem:
         raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
 
 
-def _blocks(features: object) -> int:
-    """Return the channels of a block on a processor with these features; 0 where nothing tells."""
+def _block_size(features: object) -> int:
+    """Return the channels per block on a processor with these features; 0 if unknown or without AVX2."""
     if not isinstance(features, list) or "avx2" not in features:
         return 0
     return 16 if _BLOCKS_OF_16 in features else 8

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's graphs look like, how its precisions run, and where it is proposed."""
+"""Data about ONNX Runtime: packages, rules for quantized graphs, proposals for recipes, Triton settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...model.sessions.session import import_onnxruntime, session_options
 from ..words import TRITON_TYPES, Proposal, TritonBackend
 
 PACKAGES = dict.fromkeys(("onnxruntime", *SUBSTITUTES["onnxruntime"]), "onnxruntime")
-"""Distributions that own the module; one of them is installed."""
+"""Maps the distributions that provide the module, of which a machine has only one, to the module."""
 
 
 def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -46,7 +46,7 @@ RULES = GraphRules(
     by_onnxruntime=True,
     reads_nbits=True,
     why_no_halves="its integer kernels read and write float32, and its CPU kernels do not support bfloat16",
-    # 1.31.1 with QEMU 7.2's Haswell; 2026-11-23
+    # measured on 2026-11-23: ONNX Runtime 1.31.1 on a Haswell emulated by QEMU 7.2
     saturates={
         "avx2": SaturatingKernels(
             dense="flat", grouped="flat", products="flat", dynamic="flat", recurrent="flat"
@@ -55,11 +55,11 @@ RULES = GraphRules(
     run=run_model,
 )
 
-_ALONE = "what ONNX Runtime alone gains: the fairest float to compare INT8 with"
+_FLOAT_GAIN = "the float model in ONNX Runtime: the fairest comparison for INT8"
 _STATIC = "8-bit weights and activations, with ranges from the calibration samples"
 _DYNAMIC = "8-bit weights; activations get their scales at run time, so no calibration"
 PROPOSALS = (
-    Proposal("onnx-fp32", "fp32", _ALONE, "float"),
+    Proposal("onnx-fp32", "fp32", _FLOAT_GAIN, "float"),
     Proposal("onnx-int8", "int8", _STATIC, "static"),
     Proposal("onnx-int8-dynamic", "int8", _DYNAMIC, "dynamic", mode="dynamic"),
 )

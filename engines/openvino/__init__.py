@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: it reads the ONNX file with its Q/DQ and compiles it when the file is loaded."""
+"""OpenVINO on the CPU: it compiles an ONNX file, with its Q/DQ pairs, when the file is loaded."""
 
 from .engine import OpenVino
 

@@ -1,4 +1,4 @@
-"""OpenVINO: keep the file as it is, compile it, read the precision of its products, and run it."""
+"""OpenVINO: keep the ONNX file unchanged, compile it, read the precision of its layers, and run it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .kernels import UNREPORTED, Computed, Kernel, computed_by, read_kernels
 from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RESHAPE, RULES, SCRIPT, TRITON, shared_core
 
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
-"""What OpenVINO computes float parts in. Its own choice is bfloat16 where the processor has it."""
+"""Maps a precision to OpenVINO's hint. Without a hint, float layers use bfloat16 if the processor can."""
 _FIXED, _DYNAMIC = "at their extents", "with dynamic shapes"
 _NO_ARRAYS = ("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")
-"""Beginnings of element types that `openvino.Tensor` takes no array of (2026.4, `Unsupported data type`)."""
+"""Prefixes of types of which `openvino.Tensor` takes no array (OpenVINO 2026.4, `Unsupported data type`)."""
 
 
 class OpenVino(Engine):
@@ -45,15 +45,15 @@ class OpenVino(Engine):
     faults = KNOWN_FAULTS
     tuned_floats = ("fp32", "bf16")
     triton = TRITON
-    offered = PROPOSALS
-    # It takes some, and fails on a DFT of a real signal and on an STFT of free length (2026.4).
+    custom_proposals = PROPOSALS
+    # OpenVINO 2026.4 lacks some forms of them, such as DFT of a real signal and STFT of dynamic length.
     lacks = frozenset(["DFT", "Dropout", "STFT"])
 
     def verdict(self, precision: Precision) -> Verdict | None:
         return ("no", FOUR_BITS, "choose `target` onnxruntime") if precision == "int4" else None
 
     def graph_precision(self, precision: Precision) -> Precision:
-        # fp16 and bf16 are a hint to the runtime, which then converts the float graph by itself.
+        # fp16 and bf16 are hints to OpenVINO, which then converts the float graph itself.
         return precision if precision in ("int8", "int4") else "fp32"
 
     def check(self, spec: BuildSpec) -> None:
@@ -67,37 +67,37 @@ class OpenVino(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         if request.precision == "int4":
-            problem = "OpenVINO does not tell which weights it keeps in 4 bits, so that cannot be proven"
+            problem = "OpenVINO does not report which weights have 4 bits, so INT4 cannot be proven"
             raise BuildError(problem, hint="choose `target` onnxruntime or tensorrt-rtx")
         self.check(request.spec)
         before = request.onnx.load()
         save_onnx(before, request.output)
         request.progress("compile for this processor")
-        feeds, computed = self._ask(before, request.output, request)
+        feeds, computed = self._compile_and_run(before, request.output, request)
         values, nodes = self._values(before, request, feeds), weighted_nodes(before)
-        asked = nodes["int8" if request.precision == "int8" else "fp32"]
-        others = {
+        requested = nodes["int8" if request.precision == "int8" else "fp32"]
+        other_layers = {
             node.name: computed[node.name]
-            for node in asked
+            for node in requested
             if computed[node.name].precision != request.precision
         }
         isa, is_float = request.spec.isa, request.precision == "fp32"
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
-            planned=len(asked),
-            reached=len(asked) - len(others),
-            proof={"layers_by_precision": _counted(nodes, computed)},
+            planned=len(requested),
+            reached=len(requested) - len(other_layers),
+            proof={"layers_by_precision": _count_layers(nodes, computed)},
             device=device_for(isa),
             failure=values.failure,
             wrong_layer=values.wrong_layer,
             hint=values.hint,
-            checks=[Check("runs after loading again", True, request.sampled), *values.checks],
+            checks=[Check("runs after loading again", True, request.input_name), *values.checks],
             warnings=[*foreign_isa_warnings(isa), *values.warnings],
             layers=PlannedLayers(
-                [node.name for node in asked],
-                {name: one.detail for name, one in others.items() if one.precision != UNREPORTED},
-                {name: one.detail for name, one in others.items() if one.precision == UNREPORTED},
+                [node.name for node in requested],
+                {name: layer.detail for name, layer in other_layers.items() if layer.precision != UNREPORTED},
+                {name: layer.detail for name, layer in other_layers.items() if layer.precision == UNREPORTED},
                 unproven=not is_float,
                 evidence=_IN_FLOAT32 if is_float else "",
             ),
@@ -106,9 +106,9 @@ class OpenVino(Engine):
     def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
         graph = request.onnx
         with graph.file() as path:
-            feeds, computed = self._ask(graph.model, path, request)
+            feeds, computed = self._compile_and_run(graph.model, path, request)
             if any(tensor.dynamic_axes for tensor in graph.io.inputs):
-                # It may refuse with dynamic shapes what it takes at fixed extents.
+                # With dynamic shapes OpenVINO may refuse a model that it takes at fixed extents.
                 precision, shown = request.spec.floats, request.source or request.model
                 with self._compiled(path, precision, request.spec.threads, shown, dynamic=True) as runner:
                     runner.prepare({tensor.name: feeds[tensor.name] for tensor in runner.io.inputs})
@@ -127,18 +127,18 @@ class OpenVino(Engine):
         }
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
-        return self._opened(Path(artifact), threads)
+        return self._open_runner(Path(artifact), threads)
 
     def kernel_times(
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
-        runner = self._opened(Path(artifact), threads, profile=True)
+        runner = self._open_runner(Path(artifact), threads, profile=True)
         with runner:
             return runner.kernel_times(feeds)
 
-    def _opened(self, path: Path, threads: int, *, profile: bool = False) -> OpenVinoRunner:
+    def _open_runner(self, path: Path, threads: int, *, profile: bool = False) -> OpenVinoRunner:
         self.require_here()
-        precision, manifest = "fp32", read_manifest(path)  # float32 of a foreign file
+        precision, manifest = "fp32", read_manifest(path)  # a file without a manifest runs in float32
         if manifest is not None:
             floats = str(manifest.options.get("float_precision") or "fp32")
             precision = _computed_in(manifest.precision, floats)
@@ -148,27 +148,27 @@ class OpenVino(Engine):
         return self._compiled(path, precision, threads, profile=profile)
 
     def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> ValueCheck:
-        """Compare what is compiled with its graph, at fixed extents and as it is compiled by default."""
+        """Compare the compiled model with its graph, at fixed shapes and, if axes are dynamic, at others."""
         precision = _computed_in(request.precision, request.spec.floats)
 
-        def opened(path: Path, *, dynamic: bool = False) -> Runner:
+        def open_copy(path: Path, *, dynamic: bool = False) -> Runner:
             shown = request.source or request.model
             return self._compiled(path, precision, request.spec.threads, shown, dynamic=dynamic)
 
         def copy(path: Path, output: Path) -> None:
             read_graph(path).save(output)
 
-        ways: dict[str, Callable[[Path], Runner]] = {_FIXED: opened}
+        ways: dict[str, Callable[[Path], Runner]] = {_FIXED: open_copy}
         if any(tensor.dynamic_axes for tensor in model_io(graph).inputs):
-            ways[_DYNAMIC] = functools.partial(opened, dynamic=True)
+            ways[_DYNAMIC] = functools.partial(open_copy, dynamic=True)
         halves = precision if precision in ("fp16", "bf16") else ""
         execution = Execution("OpenVINO", copy, ways, halves, _FIXED)
         return check_values(request, graph, request.output, execution, feeds)
 
-    def _ask(
+    def _compile_and_run(
         self, model: onnx.ModelProto, path: Path, request: BuildRequest
     ) -> tuple[Feeds, dict[str, Computed]]:
-        """Compile a file, run it once, and return its input, and name to what computes each product."""
+        """Compile a file and run it once; return the feeds, and the precision of each layer by its name."""
         nodes = [node for kind in weighted_nodes(model).values() for node in kind]
         precision = _computed_in(request.precision, request.spec.floats)
         runner = self._compiled(path, precision, request.spec.threads, request.source or request.model)
@@ -180,10 +180,10 @@ class OpenVino(Engine):
         self, path: Path, precision: str, threads: int, shown: str = "", *, profile: bool = False,
         dynamic: bool = False,
     ) -> OpenVinoRunner:  # fmt: skip
-        graph = read_graph(path)  # what is damaged is refused before it is read
+        graph = read_graph(path)  # raises for a damaged file, before OpenVINO reads it
         for tensor in graph.io.inputs:
             if tensor.dtype.startswith(_NO_ARRAYS):
-                problem = f"input {tensor.name!r} is {tensor.dtype}, of which OpenVINO takes no array"
+                problem = f"input {tensor.name!r} is {tensor.dtype}, for which OpenVINO takes no array"
                 hint = "give the model a float32 or int8 input, and cast it inside"
                 raise BuildError(f"{shown or path}: {problem}", hint=hint, tensor=tensor.name)
         core = shared_core()
@@ -197,11 +197,12 @@ class OpenVino(Engine):
         return OpenVinoRunner(core, model, settings, graph, shown or str(path), dynamic=dynamic)
 
 
-_IN_FLOAT32 = "it computes floats in float32, as its INFERENCE_PRECISION_HINT f32 says"
-"""Of a recurrent layer with sequence lengths it makes a loop, of whose body it tells nothing (2026.4.1)."""
+_IN_FLOAT32 = "it computes floats in float32: INFERENCE_PRECISION_HINT is f32"
+"""Evidence for layers without a reported precision: OpenVINO 2026.4.1 turns a recurrent layer with sequence
+lengths into a loop, and reports no layers of the loop's body."""
 
 
-def _counted(
+def _count_layers(
     nodes: Mapping[str, Sequence[onnx.NodeProto]], computed: Mapping[str, Computed]
 ) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {name: {} for name in ("fp32", "fp16", "bf16", "int8")}
@@ -224,14 +225,14 @@ def _computed_in(precision: str, float_precision: str) -> str:
     return float_precision if precision == "int8" else precision
 
 
-_WARMUP, _PROFILED = 2, 10
+_WARMUP_RUNS, _PROFILED_RUNS = 2, 10
 
 
 class OpenVinoRunner(Runner):
-    """A model that is compiled for the shapes of the first feeds; other shapes share a second, dynamic one.
+    """A model compiled for the shapes of the first feeds; other shapes share a second, dynamic compilation.
 
-    With fixed shapes OpenVINO plans memory and layouts ahead: MobileNetV2 is 7% faster. With `dynamic`, all
-    shapes run the model as the file has it.
+    With fixed shapes OpenVINO plans memory and layouts ahead, which makes MobileNetV2 7% faster. With
+    `dynamic`, all feeds use the dynamic compilation.
     """
 
     contains = "host to host: one infer()"
@@ -260,18 +261,18 @@ class OpenVinoRunner(Runner):
 
         check_feeds(self.io.inputs, feeds, "feeds")
         request = self._compiled(feeds).create_infer_request()
-        # A tensor shares the memory of its array, as in ONNX Runtime's session, and does not keep it alive:
-        # of an array in another order that is a copy, which nobody else holds.
+        # A tensor shares the memory of its array, but holds no reference to the array. `asarray` copies an
+        # array that is not in C order, so `run` must hold references to `arrays`.
         arrays = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         for name, array in arrays.items():
             tensor = openvino.Tensor(array, shared_memory=True)
             try:
                 request.set_tensor(name, tensor)
-            except RuntimeError as error:  # its conversion may lose an input, or change its type
+            except RuntimeError as error:  # OpenVINO's conversion may drop an input, or change its type
                 problem = f"{self._shown}: OpenVINO does not take input {name!r}: {first_line(error)}"
                 raise ModelError(problem, hint=failure_hint(str(error)), tensor=name) from error
 
-        def run(_kept: Any = arrays) -> Any:
+        def run(_arrays: Any = arrays) -> Any:
             return request.infer(share_outputs=True)
 
         return run
@@ -280,12 +281,12 @@ class OpenVinoRunner(Runner):
         return read_kernels(self._fixed[1] if self._fixed else self._any)
 
     def kernel_times(self, feeds: Feeds) -> dict[str, float]:
-        """Return kernel to its median time in milliseconds, of a model that was opened with counters."""
+        """Return each kernel's median milliseconds; the model must have been opened with `profile`."""
         request = self._compiled(feeds).create_infer_request()
         times: dict[str, list[float]] = {}
-        for run in range(_WARMUP + _PROFILED):
+        for run in range(_WARMUP_RUNS + _PROFILED_RUNS):
             request.infer(dict(feeds))
-            for kernel in request.profiling_info if run >= _WARMUP else ():
+            for kernel in request.profiling_info if run >= _WARMUP_RUNS else ():
                 times.setdefault(kernel.node_name, []).append(kernel.real_time.total_seconds() * 1e3)
         return {name: statistics.median(runs_ms) for name, runs_ms in times.items()}
 
@@ -316,30 +317,30 @@ class OpenVinoRunner(Runner):
                 f"{self._shown}: {problem}", hint=refusal_hint(problem), file=self._shown
             ) from error
 
-    def _failure(self, what: str, feeds: Feeds, error: Exception) -> ModelError:
+    def _failure(self, problem: str, feeds: Feeds, error: Exception) -> ModelError:
         shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
-        words = _reason(error, self._graph)
-        return ModelError(f"{self._shown}: {what} {shapes}: {words}", hint=failure_hint(words))
+        reason = _reason(error, self._graph)
+        return ModelError(f"{self._shown}: {problem} {shapes}: {reason}", hint=failure_hint(reason))
 
 
-_NAMES = re.compile(
+_NODE_NAMES = re.compile(
     r"<Node\(\w+\): (.*?)>'|with friendly_name '(.*?)':|node with name '(.*?)' |^Node (\S+) of type",
     re.MULTILINE,
 )
-_LACKS = re.compile(r"No conversion rule found for operations: (?:([\w.]+)\.)?(\w+)")
+_MISSING_OPERATOR = re.compile(r"No conversion rule found for operations: (?:([\w.]+)\.)?(\w+)")
 _NOISE = (
     "Exception from", "Check '", "src/", "Summary", "While validating", "Shape inference", "Model wasn't",
     "To facilitate", "Encountered unconverted",
 )  # fmt: skip
-_AROUND = re.compile(
+_CONTEXT = re.compile(
     r"^-- |^\[cpu\]\w+: |^(?:\[CPU\] )?\w+ node with name '.*?' | Run workload with environment variable.*"
 )
 
 
 def _reason(error: Exception, model: onnx.ModelProto) -> str:
-    """Return what OpenVINO says is wrong, and at which node of the model.
+    """Return the model's node and the reason from an error of OpenVINO.
 
-    It uses several lines: places in its source, headings, the conditions that failed, the reason (2026.4):
+    The lines of a message are source positions, headings, failed conditions and the reason (OpenVINO 2026.4):
 
         Exception from src/inference/src/cpp/core.cpp:105:
         -- Add-17 with a message:
@@ -347,29 +348,28 @@ def _reason(error: Exception, model: onnx.ModelProto) -> str:
         While validating node 'opset1::Add Add_83 (...) -> (dynamic[...])' with friendly_name 'Add_83':
         Argument shapes are inconsistent.
 
-        Add 'n': Argument shapes are inconsistent.
-
-    A node of its plugin has the name of the ONNX node or of its output, or one that a pass made.
+    This returns "Add 'n': Argument shapes are inconsistent." Errors of OpenVINO's CPU plugin name the ONNX
+    node, its output, or a node that a pass created.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(_NOISE) and not line.endswith(("Failure:", ":"))]
-    said = [line for line in said if not re.match(r"Node \S+ of type", line)]
-    exact = [line for line in said if not line.startswith("-- Conversion is failed")]
+    reasons = [line for line in lines if not line.startswith(_NOISE) and not line.endswith(("Failure:", ":"))]
+    reasons = [line for line in reasons if not re.match(r"Node \S+ of type", line)]
+    precise_reasons = [line for line in reasons if not line.startswith("-- Conversion is failed")]
     checks = [line.partition(" failed at ")[0] + " failed" for line in lines if line.startswith("Check '")]
-    node = _node(str(error), model)
-    sentences = (exact or said)[:2] or checks[-1:] or [first_line(error)]
-    if not node:
+    node_text = _find_node(str(error), model)
+    sentences = (precise_reasons or reasons)[:2] or checks[-1:] or [first_line(error)]
+    if not node_text:
         return "; ".join(sentence.removeprefix("-- ") for sentence in sentences)
-    return f"{node}: {'; '.join(_AROUND.sub('', sentence) for sentence in sentences)}"
+    return f"{node_text}: {'; '.join(_CONTEXT.sub('', sentence) for sentence in sentences)}"
 
 
-def _node(words: str, model: onnx.ModelProto) -> str:
-    """The node of the model that words are of; empty where they name none of it."""
-    named = [name for names in _NAMES.findall(words) for name in names if name]
+def _find_node(words: str, model: onnx.ModelProto) -> str:
+    """Return operator and name of the model's node in an error message; empty if the message has no node."""
+    node_names = [name for names in _NODE_NAMES.findall(words) for name in names if name]
     nodes = [node for graph in every_graph(model.graph) for node in graph.node]
-    for name in named:
+    for name in node_names:
         for node in nodes:
             if name == node.name or name in node.output:
                 return f"{node.op_type} {node.name or node.output[0]!r}"
-    lacks = _LACKS.search(words)
-    return first_node_of(lacks[2], lacks[1] or "", model) if lacks else ""
+    missing = _MISSING_OPERATOR.search(words)
+    return first_node_of(missing[2], missing[1] or "", model) if missing else ""

@@ -1,4 +1,4 @@
-"""What OpenVINO's graphs look like, how its precisions run, and where it is proposed."""
+"""Data about OpenVINO: packages, rules for quantized graphs, proposals, Triton settings and known faults."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..words import TRITON_TYPES, KnownFault, Proposal, TritonBackend
 def shared_core() -> Any:
     """Return the one Core of this process.
 
-    At its first compilation a Core gives the thread a stack for signals, and when it goes, the one from
-    before. Of two that go in the order they came, the thread keeps a stack that is unmapped, and Ctrl-C
-    kills the process (2026.4.1, on processors with AMX).
+    A Core's first compilation sets a signal stack for the thread; its destruction restores the previous one.
+    If two Cores are destroyed in the order of their creation, the thread's signal stack is unmapped memory,
+    and Ctrl-C kills the process (OpenVINO 2026.4.1, on processors with AMX).
     """
     import openvino
 
@@ -33,7 +33,7 @@ def _core(kind: type) -> Any:
 def run_model(
     model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]], **settings: object
 ) -> dict[str, NDArray[Any]]:
-    """Return the outputs of a small model, on one thread and in float32 beside its integers."""
+    """Return the outputs of a small model, computed on one thread, with floats in float32."""
     core = shared_core()
     settings |= {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
@@ -54,18 +54,18 @@ outputs = {{name: found[output] for output in compiled.outputs for name in outpu
 RESHAPE = "model.reshape({name: array.shape for name, array in feeds.items()})\n"
 
 RULES = GraphRules(
-    # With a zero point products of two activations fall to float (2026.4), so those are symmetric int8.
+    # OpenVINO 2026.4 multiplies activations with zero points in float, so these are symmetric int8.
     zero_points="where free",
     writes_floats=True,
     gathers_by_vectors=True,
     reads_nbits=True,
-    # 2026.4.1 with ONEDNN_MAX_CPU_ISA=AVX2; 2026-11-23
+    # measured on 2026-11-23: OpenVINO 2026.4.1 with ONEDNN_MAX_CPU_ISA=AVX2
     saturates={"avx2": SaturatingKernels(dense="taps", grouped="flat", products="flat", activations="flat")},
     run=run_model,
 )
 
 PACKAGES = {"openvino": "openvino"}
-FOUR_BITS = "it does not tell which weights have 4 bits"
+FOUR_BITS = "it does not report 4-bit weights"
 
 PROPOSALS = (
     Proposal("openvino-fp32", "fp32", "the other runtime for this processor", "float alone"),
@@ -80,20 +80,20 @@ TRITON = TritonBackend(
     frozenset(TRITON_TYPES) - {"bfloat16", "float64", "string"},  # openvino_utils.cc
     ("cpu",),  # openvino.cc: "supports only Kind CPU and AUTO"
     default_file="model.xml",
-    # openvino.cc: with max_batch_size a request of any other batch is refused, or padded up to it.
+    # With max_batch_size, openvino.cc refuses a request of another batch, or pads it to that size.
     batches=False,
     note="OpenVINO computes float parts in bf16 where the CPU can; its backend has no other hint",
 )  # fmt: skip
 
-# Graphs that OpenVINO's optimizer or reader turns into graphs that compute something else. All were found
-# here, with 2026.4.1 on every processor that it runs on; tests/engines/test_openvino_faults.py has the
-# smallest graphs. Older versions, from 2024.4 on, were not tried, and count as affected.
+# Graphs that OpenVINO's reader or optimizer changes into graphs with other results. This project found all of
+# them with OpenVINO 2026.4.1 on every supported processor; tests/engines/test_openvino_faults.py has the
+# smallest graphs. Versions from 2024.4 up to 2026.4.1 were not tested, and count as affected.
 _SEEN = ("seen by us with OpenVINO 2026.4.1; not reported",)
 
 
-def _fault(name: str, operator: str, what: str, *precisions: str) -> KnownFault:
+def _fault(name: str, operator: str, defect: str, *precisions: str) -> KnownFault:
     return KnownFault(
-        name, operator, _SEEN, what, "rewrite", versions={"openvino": ("2024.4", "")}, precisions=precisions
+        name, operator, _SEEN, defect, "rewrite", versions={"openvino": ("2024.4", "")}, precisions=precisions
     )
 
 

@@ -1,4 +1,4 @@
-"""PyTorch: a MODEL as it is, which is the baseline, and in its other modes; TorchScript as an artifact."""
+"""PyTorch: run a module eagerly, as the baseline, or in another mode; build TorchScript artifacts."""
 
 from .engine import PyTorch, TorchScript
 from .runner import MODES, Mode, PyTorchRunner

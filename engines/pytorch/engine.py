@@ -1,4 +1,4 @@
-"""Run a MODEL in eager PyTorch, the baseline, or in another of PyTorch's modes; build TorchScript of it."""
+"""Run a PyTorch model eagerly, as the baseline, or in another mode; build TorchScript artifacts from it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..words import Proposal, TritonBackend
 from .runner import MODES, PyTorchRunner, trace
 
 PACKAGES = {"torch": "torch"}
-PROPOSALS = (Proposal("torchscript", "fp32", "as asked for", "named"),)
+PROPOSALS = (Proposal("torchscript", "fp32", "as requested", "named"),)
 
 TRITON = TritonBackend(
     "pytorch", "pytorch_libtorch", "model.pt",
@@ -34,7 +34,7 @@ TRITON = TritonBackend(
 
 
 class PyTorch(Engine):
-    """Eager execution of a MODEL; there is nothing to build."""
+    """Adapter that runs a MODEL (a model's name on the command line) in PyTorch, by default eagerly."""
 
     name = "pytorch"
     suffix = ""
@@ -74,7 +74,7 @@ class PyTorch(Engine):
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        run.require_plain(self.name)
+        run.refuse_streams_and_graphs(self.name)
         return self.open_in_mode(artifact, "eager", threads=threads, io=io, device=run.device)
 
     def open_in_mode(
@@ -105,12 +105,12 @@ class PyTorch(Engine):
 
 
 class TorchScript(PyTorch):
-    """A traced and frozen program, saved by `torch.jit.save`."""
+    """Adapter that builds a traced and frozen program, saved by `torch.jit.save`."""
 
     name = "torchscript"
     suffix = ".pt"
     triton = TRITON
-    offered = PROPOSALS
+    custom_proposals = PROPOSALS
 
     def why_not_build(self) -> str:
         return self.why_not_run()
@@ -118,23 +118,23 @@ class TorchScript(PyTorch):
     def build(self, request: BuildRequest) -> BuildOutcome:
         torch = import_torch()
         if request.precision != "fp32":
-            raise BuildError(f"TorchScript is built in fp32; {request.precision} was asked for")
+            raise BuildError(f"TorchScript is built in fp32; {request.precision} was requested")
         loaded = load_torch(parse_source(request.model))
         example = make_example(loaded, request.spec.inputs, [])
         arguments, keywords = example.arguments(example.feeds)
         request.progress("trace and freeze")
         configs: list[Any] = []
         if caching(loaded.module):
-            again = partial(example.call, loaded.module, example.feeds)
-            _, configs = without_cache(loaded.module, again(), again)
-        stored = io.BytesIO()  # on a full disk its writer ends the process (torch 2.13: std::terminate)
+            call_module = partial(example.call, loaded.module, example.feeds)
+            _, configs = without_cache(loaded.module, call_module(), call_module)
+        buffer = io.BytesIO()  # PyTorch 2.13's file writer ends the process on a full disk (std::terminate)
         try:
             with quiet(), torch.no_grad():
                 frozen = torch.jit.freeze(trace(torch, loaded.module, arguments, keywords).eval())
-                torch.jit.save(frozen, stored)
+                torch.jit.save(frozen, buffer)
         except Exception as error:  # tracing runs the user's code, which may raise anything
             raise BuildError(f"{request.model}: cannot be traced: {first_line(error)}") from error
-        request.output.write_bytes(stored.getbuffer())
+        request.output.write_bytes(buffer.getbuffer())
         outputs, check = _compare(loaded.module, example, str(request.output), request.model)
         return BuildOutcome(
             kind="torchscript",
@@ -149,16 +149,16 @@ class TorchScript(PyTorch):
 
 
 def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tuple[TensorInfo, ...], Check]:
-    """Compare the trace with the module on other values and another batch than it was made with."""
+    """Compare the trace with the module on the traced input, negated input, and another batch if dynamic."""
     first = example.call(module, example.feeds)
     names, arrays = name_outputs([], first, example.feeds), flat_outputs(first)[1]
-    with trust_files([Path(path)]):  # it was written here
+    with trust_files([Path(path)]):  # this process wrote the file
         traced = load_torch(parse_source(path)).module
     runner = PyTorchRunner(traced, ModelIO(example.inputs, ()))
-    other = example.resized(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
+    other_batch = example.resize_batch(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
     negated = {n: -a if a.dtype.kind == "f" else a for n, a in example.feeds.items()}
     lowest = float("inf")
-    for feeds in (example.feeds, negated, other):
+    for feeds in (example.feeds, negated, other_batch):
         expected = flat_outputs(example.call(module, feeds))[1]
         try:
             outputs_of_trace = runner.infer(feeds).values()

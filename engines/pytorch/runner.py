@@ -1,4 +1,4 @@
-"""Run a PyTorch module, eagerly or in another mode, on the processor or on a GPU, and weigh its weights."""
+"""Run a PyTorch module, eagerly or in another mode, on the processor or on a GPU, and count its weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..gpu import GpuTimes, time_runs
 
 Mode = Literal["eager", TorchMode]
 MODES: tuple[Mode, ...] = ("eager", *TORCH_MODES)
-"""How PyTorch runs a module: as it is, as TorchScript of three kinds, by `torch.compile`, or in 16 bits."""
+"""Modes of execution: eager, three kinds of TorchScript, `torch.compile`, and two modes in 16 bits."""
 
-_MADE = {
+_MODE_TEXT = {
     "trace": "traced",
     "script": "scripted",
     "freeze": "traced and frozen",
@@ -35,11 +35,11 @@ _MADE = {
 
 
 class PyTorchRunner(Runner):
-    """A module without gradients. Inputs go in by name where `forward` knows the names.
+    """A module that runs without gradients; inputs are passed by name if `forward` has a parameter for each.
 
-    Every mode but eager converts the module for the shapes of the feeds, once for each set of shapes, and
-    must then compute what eager does; those in 16 bits round, so that only their outputs tell how far off
-    they are. The module is in evaluation mode, and on the GPU of that number already.
+    Every mode but eager converts the module once for each set of input shapes. The converted module must
+    compute the same as eager; the modes in 16 bits are not compared, because they round. The module must be
+    in evaluation mode and, with `device`, already on that GPU.
     """
 
     contains = "host to host: one forward()"
@@ -52,7 +52,7 @@ class PyTorchRunner(Runner):
         self._device = None if device is None else self._torch.device("cuda", device)
         self._converted: dict[Any, Any] = {}
         if mode == "half":
-            module.half()  # in place: two copies would be in the peak memory
+            module.half()  # in place: a second copy would add to the peak memory
         self.weights = weights_of_module(self._torch, module)
         if self._device is not None:
             self.contains = (
@@ -60,7 +60,7 @@ class PyTorchRunner(Runner):
             )
             self.notes = _rounding(self._torch, self._device)
         if mode != "eager":
-            self.contains += f", {_MADE[mode]}"
+            self.contains += f", {_MODE_TEXT[mode]}"
         self.io = io or ModelIO((), ())
         self._names = [tensor.name for tensor in self.io.outputs]
         self._may_cache = bool(caching(module))
@@ -73,17 +73,14 @@ class PyTorchRunner(Runner):
         except Exception as error:
             raise ModelError(f"PyTorch fails on the feeds: {first_line(error)}") from error
         arrays = flat_outputs(result)[1]
-        same = len(self._names) == len(arrays)
-        return dict(zip(self._names if same else name_outputs([], result, feeds), arrays, strict=True))
+        names_fit = len(self._names) == len(arrays)
+        return dict(zip(self._names if names_fit else name_outputs([], result, feeds), arrays, strict=True))
 
     def prepare(self, feeds: Feeds) -> Callable[[], Any]:
-        """Return the call that copies, runs and copies back.
-
-        On a GPU what it returns is in memory of its own, which the next call writes again.
-        """
+        """Return a call of the module. On a GPU it also copies, and its next run overwrites the outputs."""
         if self._device is not None:
             return self._gpu_call(feeds).run
-        module, arguments, keywords = self._prepared(feeds)
+        module, arguments, keywords = self._prepare_module(feeds)
         inference_mode = self._torch.inference_mode
 
         def run() -> Any:
@@ -105,10 +102,10 @@ class PyTorchRunner(Runner):
     def _gpu_call(self, feeds: Feeds) -> GpuCall:
         if self._device is None:
             raise InvalidOption("PyTorch runs on the processor here", hint="give `devices` cuda")
-        return GpuCall(self._torch, self._device, *self._prepared(feeds))
+        return GpuCall(self._torch, self._device, *self._prepare_module(feeds))
 
-    def _prepared(self, feeds: Feeds) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-        """The module in its mode, and its arguments on the host."""
+    def _prepare_module(self, feeds: Feeds) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+        """Return the module in its mode, and its positional and keyword arguments on the host."""
         if self.io.inputs:
             check_feeds(self.io.inputs, feeds, "feeds")
         torch, module = self._torch, self._module
@@ -120,7 +117,7 @@ class PyTorchRunner(Runner):
         if self._may_cache or (self._mode != "eager" and key not in self._converted):
             positional, named = arguments, keywords
             if self._device is not None:
-                # As in `GpuCall`: what is compiled for other tensors would be compiled again.
+                # Same device and mode as in `GpuCall`, because PyTorch would compile again for others.
                 with torch.inference_mode():
                     positional = tuple(tensor.to(self._device) for tensor in arguments)
                     named = {name: tensor.to(self._device) for name, tensor in keywords.items()}
@@ -138,7 +135,7 @@ class PyTorchRunner(Runner):
         return module, arguments, keywords
 
     def _turn_off_cache(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-        """Run the module once; where it returns a cache, it does so no more, as where it is exported."""
+        """Run the module once; if it returns a key-value cache, turn `use_cache` off, as an export does."""
         torch, module = self._torch, self._module
         if self._mode in ("half", "autocast"):
             module = in_sixteen_bits(torch, module, self._mode, self._device)
@@ -147,7 +144,7 @@ class PyTorchRunner(Runner):
             with quiet(), torch.inference_mode():
                 return module(*arguments, **keywords)
 
-        with suppress(ForeignOutput):  # who takes its outputs says so
+        with suppress(ForeignOutput):  # raised when the outputs are read
             if without_cache(self._module, run(), run)[1]:
                 self.notes = (*self.notes, WITHOUT_CACHE.format("run"))
 
@@ -159,11 +156,11 @@ class PyTorchRunner(Runner):
 
 
 def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any) -> Any:
-    """The module in another mode, once it computes what eager does on these arguments."""
+    """Return the module in another mode; raise ModelError if that fails or changes the outputs."""
     try:
         with quiet(), torch.inference_mode():
             expected = flat_outputs(module(*arguments, **keywords))[1]
-        # TorchScript's graphs keep what they were made under: gradients off, no more.
+        # TorchScript records the gradient mode: gradients must be off, without inference mode.
         with quiet(), torch.no_grad():
             if mode == "compile":
                 converted = torch.compile(module, dynamic=False)
@@ -190,23 +187,20 @@ def trace(torch: Any, module: Any, arguments: Any, keywords: Any) -> Any:
 
 
 def _rounding(torch: Any, device: Any) -> tuple[str, ...]:
-    """What PyTorch's own settings make of float32 on this GPU: TF32 is there from Ampere on."""
+    """Return a note on the float32 products that PyTorch's settings run in TF32, on Ampere or newer."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return ()
-    homes = {"convolutions": torch.backends.cudnn, "matrix products": torch.backends.cuda.matmul}
+    backends = {"convolutions": torch.backends.cudnn, "matrix products": torch.backends.cuda.matmul}
     try:
-        rounded = [what for what, home in homes.items() if home.allow_tf32]
+        rounded = [products for products, backend in backends.items() if backend.allow_tf32]
     except RuntimeError:
-        return ()  # the model has set it by PyTorch's newer names, and the older ones refuse to answer then
+        return ()  # after a model uses PyTorch's newer TF32 settings, reading the older ones raises
     return (f"PyTorch computes float32 {' and '.join(rounded)} in TF32 here",) if rounded else ()
 
 
 def in_sixteen_bits(torch: Any, module: Any, mode: str, device: Any) -> Callable[..., Any]:
-    """Return a call that takes and returns float32 tensors, and computes in 16 bits between.
-
-    In mode half the module's weights are float16 already; autocast has PyTorch's default type: bfloat16 on a
-    processor, float16 on a GPU.
-    """
+    """Return a function with float32 inputs and outputs that computes in 16 bits. In mode "half" the weights
+    are float16 already; "autocast" uses PyTorch's default: bfloat16 on a processor, float16 on a GPU."""
     if mode == "half":
 
         def run(*arguments: Any, **keywords: Any) -> Any:
@@ -225,25 +219,23 @@ def in_sixteen_bits(torch: Any, module: Any, mode: str, device: Any) -> Callable
 
 
 def _cast(torch: Any, value: Any, dtype: Any) -> Any:
-    """The floating-point tensors of a value in another type; everything else as it is."""
-    return _mapped(torch, value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return _map(torch, value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
-def _mapped(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
-    """The structure of a value, with a function applied to its tensors."""
+def _map(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a nested value with a function applied to each tensor."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {name: _mapped(torch, item, function) for name, item in value.items()}
-    return [_mapped(torch, item, function) for item in value] if isinstance(value, tuple | list) else value
+        return {name: _map(torch, item, function) for name, item in value.items()}
+    return [_map(torch, item, function) for item in value] if isinstance(value, tuple | list) else value
 
 
 class GpuCall:
-    """A module with its feeds, on a stream and with page-locked memory of its own, as engines of TensorRT
-    run: only latencies of the same copies can be compared.
+    """A module with its feeds, on a separate stream and with page-locked memory. TensorRT's runner does the
+    same, because only latencies that include the same copies are comparable.
 
-    `outputs` is what `forward` returned, its tensors on the host, once `wait` has returned; the next run
-    writes the same memory.
+    After `wait`, `outputs` has the outputs of `forward` as host tensors; the next run overwrites them.
     """
 
     def __init__(
@@ -252,12 +244,12 @@ class GpuCall:
         self._torch, self._device, self._module = torch, device, module
         self._arguments = [tensor.pin_memory() for tensor in arguments]
         self._keywords = {name: tensor.pin_memory() for name, tensor in keywords.items()}
-        self._there: tuple[list[Any], dict[str, Any]] = ([], {})
+        self._on_gpu: tuple[list[Any], dict[str, Any]] = ([], {})
         self._result: Any = None
         self._pinned: list[Any] = []
         self._count = 0
         self.outputs: Any = None
-        torch.cuda.synchronize(device)  # what wrote the module's weights may be under way on another stream
+        torch.cuda.synchronize(device)  # another stream may still be writing the module's weights
         self._stream = torch.cuda.Stream(device)
 
     def start(self) -> None:
@@ -286,24 +278,24 @@ class GpuCall:
             yield
 
     def _upload(self) -> None:
-        self._there = (
+        self._on_gpu = (
             [tensor.to(self._device, non_blocking=True) for tensor in self._arguments],
             {name: tensor.to(self._device, non_blocking=True) for name, tensor in self._keywords.items()},
         )
 
     def _forward(self) -> None:
-        arguments, keywords = self._there
+        arguments, keywords = self._on_gpu
         self._result = None
         self._result = self._module(*arguments, **keywords)
 
     def _download(self) -> None:
         self._count = 0
-        self.outputs = _mapped(self._torch, self._result, self._on_host)
-        # Work enqueued later on this stream may have this memory: PyTorch's allocator knows streams.
-        self._result, self._there = None, ([], {})
+        self.outputs = _map(self._torch, self._result, self._on_host)
+        # PyTorch's allocator may give this memory to later work on the same stream.
+        self._result, self._on_gpu = None, ([], {})
 
     def _on_host(self, tensor: Any) -> Any:
-        """Enqueue a copy of the next output to page-locked memory, that of the last run if it suits."""
+        """Enqueue a copy of the next output to page-locked memory; reuse the last run's buffer if it fits."""
         index, self._count = self._count, self._count + 1
         if index == len(self._pinned):
             self._pinned.append(None)
@@ -315,37 +307,37 @@ class GpuCall:
         return memory
 
 
-_INTEGER = ("torch.qint8", "torch.quint8", "torch.qint32", "torch.int8", "torch.uint8")
-_HALVES = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
+_INTEGER_TYPES = ("torch.qint8", "torch.quint8", "torch.qint32", "torch.int8", "torch.uint8")
+_HALF_TYPES = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
 def weights_of_module(torch: Any, module: Any) -> WeightStats:
     """Return the weights of a module.
 
-    `parameters()` alone would not do: quantized modules of torch.ao hold theirs packed, outside of it, and
-    would seem to have lost them. Counted are parameters, integer tensors, what the state holds beside
-    parameters and buffers (the packed weights), and the constants of a TorchScript graph. Scales and zero
-    points, which are scalars or buffers, and running means are bytes, but no parameters.
+    `parameters()` is not enough, because quantized modules of torch.ao hold packed weights outside of it. The
+    count includes parameters, integer tensors, packed weights (state that is neither parameter nor buffer),
+    and the constants of a TorchScript graph. Scales, zero points (scalars or buffers) and running means add
+    to the bytes, not to the count.
     """
-    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
     if isinstance(module, torch.jit.ScriptModule):
-        return _of_script(torch, module)
+        return _count_script_weights(torch, module)
     parameters = dict(module.named_parameters())
     buffers = {name for name, _ in module.named_buffers()}
-    used = _used(torch, module)
+    read_names = _read_names(torch, module)
     count, size, types = 0, 0, set()
-    seen: dict[int, Any] = {}  # each is kept, so that no other takes its id
+    seen: dict[int, Any] = {}  # with a reference to each tensor, so that no id is reused
     for name, value in {**module.state_dict(), **parameters}.items():
         for tensor in _tensors(torch, value):
-            if id(tensor) in seen or not (used is None or name.startswith(used)):
+            if id(tensor) in seen or not (read_names is None or name.startswith(read_names)):
                 continue
             seen[id(tensor)] = tensor
             size += sum(part.numel() * part.element_size() for part in _parts(tensor))
-            integer = any(str(part.dtype) in _INTEGER and part.ndim > 1 for part in _parts(tensor))
+            integer = any(str(part.dtype) in _INTEGER_TYPES and part.ndim > 1 for part in _parts(tensor))
             packed = name not in parameters and name not in buffers
             if name in parameters or integer or (packed and tensor.numel() > 1):
                 count += tensor.numel()
-                types |= {"int8"} if integer else {_HALVES.get(str(tensor.dtype), "fp32")}
+                types |= {"int8"} if integer else {_HALF_TYPES.get(str(tensor.dtype), "fp32")}
     return WeightStats(count, size, _precision(module, types))
 
 
@@ -356,22 +348,22 @@ def _precision(module: Any, types: set[str]) -> str:
     return next(iter(types)) if len(types) == 1 and types != {"fp32"} else ""
 
 
-def _used(torch: Any, module: Any) -> tuple[str, ...] | None:
-    """Names that a graph reads; None for all: what torchao's conversion folds leaves the original behind."""
+def _read_names(torch: Any, module: Any) -> tuple[str, ...] | None:
+    """Return the names or prefixes that an FX graph reads; None for all. torchao leaves unread originals."""
     if not isinstance(module, torch.fx.GraphModule):
         return None
     nodes = [node for node in module.graph.nodes if node.op in ("get_attr", "call_module")]
     return tuple(node.target if node.op == "get_attr" else f"{node.target}." for node in nodes)
 
 
-def _of_script(torch: Any, module: Any) -> WeightStats:
-    """The parameters of a TorchScript module; of a frozen one, the constants of its graph."""
+def _count_script_weights(torch: Any, module: Any) -> WeightStats:
+    """Return the weights of a TorchScript module: its parameters, or the constants of its graph if frozen."""
     stored = [*module.state_dict().values()]
     count = sum(tensor.numel() for tensor in module.parameters())
     try:
-        graph = module.inlined_graph  # its nodes live as long as it does
+        graph = module.inlined_graph  # a reference: the nodes are valid only while the graph lives
         nodes = graph.findAllNodes("prim::Constant")
-    except RuntimeError:  # it has no `forward` of its own
+    except RuntimeError:  # the module defines no `forward`
         nodes = []
     for node in nodes:
         kind = node.output().type().kind()
@@ -392,12 +384,12 @@ def _tensors(torch: Any, value: object) -> Iterator[Any]:
         for item in value:
             yield from _tensors(torch, item)
     elif isinstance(value, torch.ScriptObject):  # the packed weights of a dynamic LSTM or GRU
-        with suppress(RuntimeError):  # it tells no state
+        with suppress(RuntimeError):  # an object without readable state
             yield from _tensors(torch, value.__getstate__())
 
 
 def _parts(tensor: Any) -> list[Any]:
-    """The tensors that a subclass, such as one of torchao's, is made of; the tensor itself otherwise."""
+    """Return the tensors inside a tensor of a subclass such as torchao's; else the tensor, in a list."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return [tensor]

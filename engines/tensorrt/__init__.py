@@ -1,4 +1,4 @@
-"""TensorRT 8.5 to 11 and TensorRT-RTX: one builder, one runner, one file that knows the versions."""
+"""TensorRT 8.5 to 11 and TensorRT-RTX: one builder, one runner, one file with most version differences."""
 
 from .engine import TensorRT, TensorRTRTX
 

@@ -1,4 +1,4 @@
-"""The engines TensorRT, which builds for this machine's GPU, and TensorRT-RTX, which builds ahead of time."""
+"""The engines TensorRT, for the GPU of this machine, and TensorRT-RTX, which also builds for other GPUs."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class TensorRT(Engine):
     extra = "tensorrt"
     rules = RULES
     triton: TritonBackend | None = TRITON
-    offered = proposals("trt")
+    custom_proposals = proposals("trt")
     keeps_layers = True
     has_best = True
     needs_gpu_to_build = True
     keeps_rejected = True
-    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND", "STFT"])  # some forms of them
+    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND", "STFT"])  # with some attributes
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 
@@ -86,27 +86,27 @@ class TensorRT(Engine):
         parser = load_adapter(self.name).parser()
         return parser.operators if parser else None
 
-    def read_by(self, operator: str) -> str:
+    def versions_that_read(self, operator: str) -> str:
         since = first_version(operator)
         return f"tensorrt, which reads it from version {since} on" if since else ""
 
     def known_faults(self) -> Sequence[KnownFault]:
         adapter, gpu = load_adapter(self.name), find_gpu()
-        about = adapter.target, adapter.version, gpu.architecture if gpu else ""
-        return [fault for fault in KNOWN_FAULTS if fault.affects(*about)]
+        context = adapter.target, adapter.version, gpu.architecture if gpu else ""
+        return [fault for fault in KNOWN_FAULTS if fault.affects(*context)]
 
     def check(self, spec: BuildSpec) -> None:
         adapter = load_adapter(self.name).typed(spec.tensorrt.typing)
         if spec.tensorrt.precision_constraints and adapter.strongly_typed and not spec.calibrator:
             hint = "give `typing` weak, or leave it out"
-            raise adapter.lacks("`precision_constraints`", "say in a strongly typed network", hint)
+            raise adapter.lacks("`precision_constraints`", "constraints in strongly typed networks", hint)
         if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
             raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
         names = [fault.name for fault in KNOWN_FAULTS]
         for name in spec.tensorrt.ignore_faults:
             if name not in (*names, "all"):
-                problem = f"`ignore_faults` {name}: there is no such known fault"
-                raise InvalidOption(f"{problem}; there are {', '.join(names)}", option="ignore_faults")
+                problem = f"`ignore_faults` {name}: unknown fault"
+                raise InvalidOption(f"{problem}; known are {', '.join(names)}", option="ignore_faults")
         if spec.tensorrt.dla_core >= 0:
             adapter.require_dla()
         if spec.calibrator:
@@ -125,11 +125,11 @@ class TensorRT(Engine):
         from .builder.builder import build_plan
         from .verify import verified
 
-        request, options = self._for_gpu_here(request), request.spec.tensorrt
+        request, options = self._resolve_gpus(request), request.spec.tensorrt
         adapter = load_adapter(self.name).typed(options.typing)
         outcome = build_plan(adapter, request)
-        if not request.spec.gpus:  # else it is for GPUs that need not be here
-            # No runtime cache: what is written beside a file that is being built becomes a part of it.
+        if not request.spec.gpus:  # else the GPUs may be those of other machines
+            # No runtime cache, because it would be written beside the file and become a part of the build.
             profiles: Any = outcome.proof["profiles"]
             use = EngineUse(options.device, profiles=profiles, needs=needs_of_options(vars(options)))
             runner = partial(
@@ -142,11 +142,11 @@ class TensorRT(Engine):
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .builder.builder import dry_run
 
-        request = self._for_gpu_here(request)
+        request = self._resolve_gpus(request)
         return dry_run(load_adapter(self.name).typed(request.spec.tensorrt.typing), request)
 
-    def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
-        """Leave `gpus` out where TensorRT builds for the GPU in the machine, and it is the one asked for."""
+    def _resolve_gpus(self, request: BuildRequest) -> BuildRequest:
+        """Clear `gpus` if TensorRT builds for this machine's GPU only, and `gpus` names just that GPU."""
         spec, gpu = request.spec, find_gpu(request.spec.tensorrt.device)
         if load_adapter(self.name).builds_ahead_of_time or not gpu or spec.gpus != (gpu.architecture,):
             return request
@@ -155,7 +155,7 @@ class TensorRT(Engine):
     def scripts(self, spec: BuildSpec) -> Mapping[str, str]:
         adapter = load_adapter(self.name)
         if not adapter.strongly_typed:
-            return {}  # flags would have to say what the graph does not
+            return {}  # the script sets no flags for weak types
         names = tuple(gpu.upper() for gpu in spec.gpus)
         gpus = GPUS.format(count=len(names), names=names) if names else ""
         return {
@@ -189,19 +189,19 @@ class TensorRT(Engine):
 
 
 class TensorRTRTX(TensorRT):
-    """TensorRT-RTX: builds for GPUs that need not be here, and runs on one that is."""
+    """TensorRT-RTX: builds for GPUs of any machine, and runs on the GPU of this machine."""
 
     name = "tensorrt-rtx"
     needs_gpu_to_build = False
     packages = RTX_PACKAGES
     extra = "tensorrt-rtx"
-    triton = None  # its backend loads plans of TensorRT itself
-    offered = proposals("rtx")
-    lacks = TensorRT.lacks | {"Ceil", "Elu", "Range", "ScatterElements"}  # some forms of them
-    keeps_rejected = False  # it builds in seconds
+    triton = None  # Triton's backend loads plans of TensorRT only
+    custom_proposals = proposals("rtx")
+    lacks = TensorRT.lacks | {"Ceil", "Elu", "Range", "ScatterElements"}  # with some attributes or types
+    keeps_rejected = False  # a build takes only seconds
 
-    def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
+    def _resolve_gpus(self, request: BuildRequest) -> BuildRequest:
         if not request.spec.gpus and why_no_gpu():
             hint = "name the GPUs it is for, such as `gpus` sm86,sm89"
             raise InvalidOption(f"`gpus` is required here: {why_no_gpu()}", hint=hint, option="gpus")
-        return super()._for_gpu_here(request)
+        return super()._resolve_gpus(request)

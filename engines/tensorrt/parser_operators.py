@@ -1,12 +1,14 @@
-"""Operators that TensorRT's ONNX parsers read, version by version: data.
+"""Data: the operators that each version of TensorRT's ONNX parser reads.
 
-A row says what a version reads beyond the one above it, by onnx/onnx-tensorrt: importers and
-docs/operators.md of 8.5-GA to 10.1-GA; for 10.2 to 10.13 docs/Changelog.md as of 10.15, and the opset of the
-ONNX that it builds with; from 10.14 on docs/operators.md at the commits that NVIDIA/TensorRT's branches name
-for parsers/onnx (c7272770, fa5aa9f6, 6bde6596; 11.1: 7c51a63a). 11.0 is counted as 10.16.
+`_ADDED` lists the operators that each version adds, from onnx/onnx-tensorrt:
 
-Later versions are unknown: `parser_of` returns None. 8.5 reads opset 17 without LayerNormalization, which
-came with it; opset 16 is asked for there, in which LayerNormalization is written in primitives.
+- 8.5 to 10.1: importers and docs/operators.md of 8.5-GA to 10.1-GA.
+- 10.2 to 10.13: docs/Changelog.md of 10.15; the opset is that of the ONNX release used to build the parser.
+- 10.14 and newer: docs/operators.md at the commits that NVIDIA/TensorRT's branches name for parsers/onnx
+  (c7272770, fa5aa9f6, 6bde6596; 11.1: 7c51a63a). 11.0 counts as 10.16.
+
+Other versions are unknown: `parser_of` returns None. TensorRT 8.5 reads opset 17 except LayerNormalization,
+which is new in opset 17. Its opset is therefore 16 here, and LayerNormalization is written in primitives.
 """
 
 from __future__ import annotations
@@ -55,24 +57,23 @@ _OPSETS: dict[tuple[int, int], int] = {
     (10, 14): 24,
 }
 _FIRST, _NEWEST = min(_ADDED), max(_ADDED)
-_EVER = frozenset(name for names in _ADDED.values() for name in names.split())
+_ALL_NAMES = frozenset(name for names in _ADDED.values() for name in names.split())
 _READ_BUT_NOT_BUILT = {"NonMaxSuppression", "NonZero"}
-"""TensorRT-RTX 1.7.1 says that it reads them; of one it has no kernel, of the other no plugin."""
+"""Operators that TensorRT-RTX 1.7.1's parser accepts but its builder refuses, without a kernel or plugin."""
 UNKNOWN_OPSET = max(_OPSETS.values())
-"""Of versions after those above: what the newest known one reads."""
+"""Opset for TensorRT-RTX and for versions without data: the opset of the newest known version."""
 
 
 @dataclass(frozen=True)
 class ParserOperators:
-    """What the parser of a version reads: names of ONNX's operators and of TensorRT's, and the newest opset
-    to write for it."""
+    """The ONNX and TensorRT operators that a parser reads, and the newest opset to write for the parser."""
 
     operators: frozenset[str]
     highest_opset: int
 
 
 def parser_of(version: str) -> ParserOperators | None:
-    """Return what the parser of a TensorRT version such as "10.16.1.11" reads; None where that is unknown."""
+    """Return the operators of the parser of a version ("10.16.1.11"); None if the version is unknown."""
     numbers = version_numbers(version)
     if len(numbers) != 2 or not _FIRST <= numbers <= _NEWEST:
         return None
@@ -82,22 +83,20 @@ def parser_of(version: str) -> ParserOperators | None:
 
 
 def first_version(operator: str) -> str:
-    """Return the TensorRT whose parser reads an operator first, such as "10.1"; empty where none does."""
+    """Return the first TensorRT version ("10.1") with a parser that reads an operator, or ""."""
     return next((f"{a}.{b}" for (a, b), added in _ADDED.items() if operator in added.split()), "")
 
 
 @functools.cache
 def ask_parser(module: Any) -> ParserOperators | None:
-    """Ask the parser of an imported TensorRT for every operator of ONNX; None where it cannot be made here.
-
-    TensorRT's builder, without which there is no parser, needs a GPU; TensorRT-RTX's does not.
-    """
+    """Return the operators that the parser of an imported module reads; None if no parser can be created. A
+    parser needs a builder. TensorRT's builder needs a GPU; TensorRT-RTX's builder does not."""
     try:
-        logger = make_log(module).logger  # TensorRT has one for the whole process
+        logger = make_log(module).logger  # one for the whole process
         network = module.Builder(logger).create_network(0)
         parser = module.OnnxParser(network, logger)
-        names = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""} | _EVER
+        names = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""} | _ALL_NAMES
         names -= _READ_BUT_NOT_BUILT if module.__name__ == "tensorrt_rtx" else set()
         return ParserOperators(frozenset(filter(parser.supports_operator, sorted(names))), UNKNOWN_OPSET)
-    except Exception:  # whatever a TensorRT raises that finds no GPU
+    except Exception:  # without a GPU, TensorRT may raise anything
         return None

@@ -1,19 +1,19 @@
-"""The one way from a plan (serialized bytes) to an engine (deserialized object), and its refusals.
+"""Load a plan (serialized bytes) as an engine (deserialized object), and refuse plans that cannot run here.
 
-Engines are checked by their manifests, before TensorRT loads them and aborts. The build's own inspection, its
-verification, the runner and a refit all come through `open_plan`: what one can load, all can:
+A stored plan's manifest is checked first, because TensorRT may abort while it loads an unsuitable plan. The
+build's inspection and verification, the runner and a refit all load plans with `open_plan`, by these rules:
 
-1. The logger is the process's own (`log`).
-2. TensorRT's own plugins are registered before a plan is read, as Polygraphy's `EngineFromBytes` does: an
-   engine of 8.5 holds InstanceNormalization as a plugin (onnx-tensorrt 8.5-GA, builtin_op_importers.cpp),
-   which a process that has not called `init_libnvinfer_plugins` cannot read (onnx-tensorrt issue 597).
-3. The user's libraries of plugins are loaded, their creators into the runtime's registry where they are made
-   for that (trtexec: samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
-4. Version-compatible plans carry TensorRT's lean runtime, which is host code: the runtime loads them only if
-   `engine_host_code_allowed` says so (NvInferRuntime.h, default false; trtexec and Polygraphy set it). It
-   refuses them in its own version, too; without the lean runtime inside they need no permission.
-5. The DLA core is the runtime's before it reads a plan with layers on a DLA (`IRuntime::setDLACore`; trtexec:
-   samples/common/sampleEngines.cpp of 10.16, line 150). Without it they would run on core 0.
+1. The process has one logger (`log`).
+2. TensorRT's plugins are registered before a plan is read, as in Polygraphy's `EngineFromBytes`. An engine of
+   TensorRT 8.5 holds InstanceNormalization as a plugin (onnx-tensorrt 8.5-GA, builtin_op_importers.cpp), and
+   is unreadable before a call of `init_libnvinfer_plugins` (onnx-tensorrt issue 597).
+3. The user's plugin libraries are loaded, those with an entry point into the runtime's registry (trtexec:
+   samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
+4. Version-compatible plans contain TensorRT's lean runtime, which is host code. A runtime, even of the same
+   version, loads such plans only with `engine_host_code_allowed` (NvInferRuntime.h, default false; trtexec
+   and Polygraphy set it). Plans without the lean runtime need no permission.
+5. The DLA core is set before the runtime reads a plan with layers on a DLA (`IRuntime::setDLACore`; trtexec:
+   samples/common/sampleEngines.cpp of 10.16, line 150). Otherwise these layers would run on core 0.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ _FOUR_NUMBERS = (8, 6)
 
 
 def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
-    """Refuse an engine of another TensorRT or another GPU, or without weights."""
+    """Raise ArtifactError for an engine of another TensorRT or another GPU, or without weights."""
     check_version_and_gpu(path, manifest, adapter, gpu)
     require_weights(path, manifest, "is stored without weights")
 
 
 def require_weights(path: Path, manifest: Manifest, problem: str) -> None:
-    """Refuse an engine that is stored without weights, and was given none since."""
     if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
         hint = f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine"
         raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
@@ -54,23 +53,23 @@ def require_weights(path: Path, manifest: Manifest, problem: str) -> None:
 
 def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
     built_by = str(manifest.tools.get(adapter.package, ""))
-    if not _same_version(built_by, adapter.version, carries_runtime(manifest.options)):
+    if not _can_load_version(built_by, adapter.version, carries_runtime(manifest.options)):
         builder = f"{adapter.package} {built_by or 'of unknown version'}"
         problem = f"{path}: was built by {builder}; here is {adapter.version}"
         hint = "build it here, install that version, or build with `version_compatible`"
         raise ArtifactError(problem, hint=hint, file=path)
     gpus = manifest.device.get("gpus", [])
     portable = manifest.options.get("hardware_compatible") == "ampere+"
-    if gpu.architecture not in gpus and not (portable and _capability(gpu.architecture) >= _AMPERE):
-        named = f" ({manifest.device['gpu']})" if manifest.device.get("gpu") else ""
-        built_for = f"{', '.join(gpus) or 'an unknown GPU'}{named}"
+    if gpu.architecture not in gpus and not (portable and _capability_number(gpu.architecture) >= _AMPERE):
+        name_text = f" ({manifest.device['gpu']})" if manifest.device.get("gpu") else ""
+        built_for = f"{', '.join(gpus) or 'an unknown GPU'}{name_text}"
         problem = f"{path}: was built for {built_for}; here is {gpu.name} ({gpu.architecture})"
         hint = "build it for this GPU, or with `hardware_compatible` ampere+"
         raise ArtifactError(problem, hint=hint, file=path)
 
 
-def _capability(gpu: str) -> int:
-    """86 of "sm86"; -1 of what is no such name."""
+def _capability_number(gpu: str) -> int:
+    """Return 86 for "sm86", and -1 for any other text."""
     number = re.fullmatch(r"sm(\d+)", gpu, re.IGNORECASE)
     return int(number[1]) if number else -1
 
@@ -80,19 +79,18 @@ def target_of(plan: bytes) -> str:
 
 
 def carries_runtime(options: Mapping[str, object]) -> bool:
-    """Whether an engine holds the lean runtime, which newer versions run it with, as host code.
-
-    Without it only its own version loads it, unless the lean library of that version is given to
-    `IRuntime::loadRuntime` (NvInferRuntime.h).
-    """
+    """Return whether an engine holds the lean runtime: host code with which newer versions run the engine.
+    Other engines are loaded only by their version, or by `IRuntime::loadRuntime` with the lean library of
+    their version (NvInferRuntime.h)."""
     return bool(options.get("version_compatible")) and not options.get("exclude_lean_runtime")
 
 
-def _same_version(built_by: str, installed: str, compatible: bool) -> bool:
-    """Plans are of one version; version-compatible ones of one major version.
+def _can_load_version(built_by: str, installed: str, compatible: bool) -> bool:
+    """Return whether a version loads a plan: the same version or, if `compatible`, a newer version with the
+    same major number.
 
-    From 8.6 on a plan is of one version to its fourth number (NVIDIA/TensorRT issues 3069, 3793), before
-    to its third (pytorch/TensorRT issue 1059).
+    From 8.6 on, the same version has the same four numbers (NVIDIA/TensorRT issues 3069, 3793). Before 8.6,
+    three numbers count (pytorch/TensorRT issue 1059).
     """
     built, present = version_numbers(built_by, 4), version_numbers(installed, 4)
     if compatible and built[:1] == present[:1] and present[:3] >= built[:3]:
@@ -101,31 +99,31 @@ def _same_version(built_by: str, installed: str, compatible: bool) -> bool:
     return bool(built) and built[:count] == present[:count]
 
 
-_WHICH = (
+_SM_HINT = (
     "RTX 30 and A10 are sm86, RTX 40 and L4 sm89, RTX 50 sm120; "
-    "`qcompile doctor` tells it on the machine with the GPU"
+    "`qcompile doctor` shows it on the machine with the GPU"
 )
 
 
 def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
-    """Check the compute capabilities that an engine is to be built for, before any work is done."""
+    """Raise InvalidOption early if TensorRT cannot build for a compute capability."""
     capabilities = adapter.compute_capabilities()
     for gpu in gpus:
         if gpu.upper() in capabilities:
             continue
         digits = "".join(re.findall("[0-9]", gpu))
         problem = f"`gpus` {gpu}: {adapter.name} builds for {', '.join(capabilities).lower()}"
-        hint = f"write sm{digits}" if f"SM{digits}" in capabilities else _WHICH
+        hint = f"write sm{digits}" if f"SM{digits}" in capabilities else _SM_HINT
         raise InvalidOption(problem, hint=hint, option="gpus")
 
 
 ALLOCATIONS = {"static": "STATIC", "profile": "ON_PROFILE_CHANGE", "runtime": "USER_MANAGED"}
-"""`allocation_strategy` to TensorRT's name (NvInferRuntime.h of 10.16:3106). For "profile", trtexec allocates
-the size of the profile itself (sampleInference.cpp of 10.16:387), as TensorRT does with ON_PROFILE_CHANGE."""
+"""Maps `allocation_strategy` to TensorRT's name (NvInferRuntime.h of 10.16:3106). For "profile", trtexec
+allocates the size of the profile itself (sampleInference.cpp of 10.16:387), as TensorRT does with
+ON_PROFILE_CHANGE."""
 
 
 def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool) -> None:
-    """Refuse what this TensorRT cannot do to need less memory where an engine runs."""
     needed = {
         "`allocation_strategy`": (options.allocation_strategy, "get_device_memory_size_for_profile_v2"),
         "`weight_streaming`": (options.weight_streaming, "weight_streaming_budget_v2"),
@@ -141,54 +139,52 @@ def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool
         )
 
 
-_TYPES = {"nvfp4": ("FP4", "10.11"), "mxfp8": ("E8M0", "10.12")}
-"""FP4 came with 10.8; its parser reads opset 23, in which ONNX has the type, from 10.11 on."""
+_FORMAT_TYPES = {"nvfp4": ("FP4", "10.11"), "mxfp8": ("E8M0", "10.12")}
+"""The `DataType` of a block format, and the first version with a parser for it. FP4 came with 10.8, but the
+parser reads opset 23, the first ONNX opset with FP4, only from 10.11 on; E8M0 came with 10.12."""
 _FIRST_CAPABILITY = 100
 
 
 def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], device: int = 0) -> None:
-    """Refuse a block format that this TensorRT, or one of the GPUs (none for that of this machine), lacks.
+    """Raise InvalidOption if TensorRT, or a GPU (by default this machine's), lacks a block format.
 
-    - Types: `DataType.FP4` came with 10.8, `E8M0` with 10.12. The module is asked, not its version.
-    - GPUs: both begin with compute capability 10.0 (support matrices of TensorRT-RTX and TransformerEngine).
-      TensorRT-RTX 1.7 refuses NVFP4 for sm89 itself; MXFP8 it would build, as dequantizations in front of a
-      product of floats.
+    NVFP4 and MXFP8 begin with compute capability 10.0 (support matrices of TensorRT-RTX and
+    TransformerEngine). For sm89, TensorRT-RTX 1.7 refuses NVFP4 itself, but would build MXFP8 as
+    dequantizations before a product of floats.
     """
-    kind, since = _TYPES[precision]
+    kind, since = _FORMAT_TYPES[precision]
     if not hasattr(adapter.module.DataType, kind):
         problem = f"`precision` {precision}: {adapter.name} has no type {kind}"
         hint = f"use TensorRT {since} or newer, or `precision` fp8 or int8"
         raise InvalidOption(problem, hint=hint, option="precision")
     gpu_here = None if gpus else find_gpu(device)
     for gpu in gpus or ([gpu_here.architecture] if gpu_here is not None else []):
-        if 0 <= _capability(gpu) < _FIRST_CAPABILITY:
+        if 0 <= _capability_number(gpu) < _FIRST_CAPABILITY:
             problem = f"`precision` {precision}: {gpu} has no {precision.upper()}; it begins with sm100"
             hint = "name a GPU that has it, such as sm120, or choose `precision` fp8 (from sm89) or int8"
             raise InvalidOption(problem, hint=hint, option="precision")
 
 
 def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
-    """Return the warning that TensorRT-RTX has no product of MXFP8; none for others.
-
-    Found in engines of 1.7.1 for sm120: their generated programs make float16 of both operands.
-    """
+    """Return a warning for MXFP8 on TensorRT-RTX, else []. In engines of TensorRT-RTX 1.7.1 for sm120, the
+    generated programs convert both operands of a product to float16."""
     text = (
-        f"{adapter.name} stores MXFP8 and multiplies floats: engines of 1.7.1 dequantize both operands; "
-        "`precision` nvfp4 and fp8 have products of their own"
+        f"{adapter.name} stores MXFP8 but multiplies floats: engines of 1.7.1 dequantize both operands; "
+        "`precision` nvfp4 and fp8 do not"
     )
     return [text] if precision == "mxfp8" and adapter.is_rtx else []
 
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")
-"""Of libraries that TensorRT's registry loads: from 10 on, and of 8.6."""
+"""Entry points of plugin libraries for TensorRT's registry: of version 10 and newer, and of 8.6."""
 
 
 @dataclass(frozen=True)
 class PlanNeeds:
-    """What a plan needs beside TensorRT, as the options of its build spell it.
+    """The requirements of a plan besides TensorRT, in the spelling of build options.
 
-    `host_code` that it holds may run: of a file that is known to be what its manifest says, that was just
-    built, or that the user trusts. `weights_on_gpu` is `weight_streaming`, `allocation` its strategy.
+    `host_code` permits host code in the plan; the file must match its manifest, be just built, or have the
+    user's trust. `weights_on_gpu` is `weight_streaming`, and `allocation` is `allocation_strategy`.
     """
 
     plugins: Sequence[str] = ()
@@ -200,7 +196,7 @@ class PlanNeeds:
 
 @dataclass
 class OpenPlan:
-    """A plan that is loaded: its log, the runtime, which must live longer than the engine, the engine."""
+    """A loaded plan: its log, the runtime, which must outlive the engine, and the engine."""
 
     log: Log
     runtime: Any
@@ -211,8 +207,8 @@ class OpenPlan:
 
 
 def needs_of(manifest: Manifest | None) -> PlanNeeds:
-    """Return what a file's manifest says it needs; one without is loaded only if the user trusts it, and
-    may then hold host code."""
+    """Return the requirements in a file's manifest. A file without a manifest is loaded only with the user's
+    trust, and may hold host code."""
     return PlanNeeds(host_code=True) if manifest is None else needs_of_options(manifest.options)
 
 
@@ -227,7 +223,6 @@ def needs_of_options(options: Mapping[str, Any]) -> PlanNeeds:
 
 
 def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:
-    """Deserialize a plan; on the device whose context is current."""
     log = make_log(adapter.module)
     runtime = adapter.module.Runtime(log.logger)
     try:
@@ -248,33 +243,30 @@ def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) ->
     if engine is None:
         problem = f"{subject}: {adapter.name} cannot load it: {last_error(log, 'no reason given')}"
         raise ArtifactError(problem, hint="build it again with this version, for this GPU")
-    opened = OpenPlan(log, runtime, engine)
+    loaded = OpenPlan(log, runtime, engine)
     if needs.weights_on_gpu:
-        _stream_weights(opened, needs.weights_on_gpu, subject)
-    return opened
+        _stream_weights(loaded, needs.weights_on_gpu, subject)
+    return loaded
 
 
-def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
-    """Say how many bytes of weights stay on the GPU, before there is an execution context.
-
-    Later it cannot be changed (NvInferRuntime.h, `setWeightStreamingBudgetV2`). The Python attribute drops
-    the bool that C++ returns: it is read back.
-    """
-    engine = opened.engine
+def _stream_weights(loaded: OpenPlan, on_gpu: str, subject: str) -> None:
+    """Set how many bytes of weights are on the GPU, which is fixed once an execution context exists
+    (NvInferRuntime.h, `setWeightStreamingBudgetV2`). Python drops C++'s bool, so the value is read back."""
+    engine = loaded.engine
     budget = weights_on_gpu(on_gpu, engine.streamable_weights_size)
     engine.weight_streaming_budget_v2 = budget
     if engine.weight_streaming_budget_v2 != budget:
-        problem = f"{subject}: {budget} bytes of weights cannot be kept on the GPU: {opened.said()}"
+        problem = f"{subject}: {budget} bytes of weights cannot be kept on the GPU: {loaded.said()}"
         raise ArtifactError(problem, hint="build it with a smaller `weight_streaming`")
 
 
 def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:
-    """Register TensorRT's own plugins and load the user's libraries.
+    """Register TensorRT's plugins and load the user's libraries.
 
     Most libraries register their creators themselves when they are loaded (REGISTER_TENSORRT_PLUGIN,
     trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
-    refuses them: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1); it is for those of
-    trtexec's `--dynamicPlugins` (samples/trtexec/README.md), which have an entry point.
+    refuses these libraries: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1). It
+    loads only libraries with an entry point (trtexec's `--dynamicPlugins`, samples/trtexec/README.md).
     """
     if hasattr(adapter.module, "init_libnvinfer_plugins"):
         adapter.module.init_libnvinfer_plugins(log.logger, "")

@@ -1,4 +1,4 @@
-"""What TensorRT's graphs look like, and where TensorRT and TensorRT-RTX are proposed."""
+"""TensorRT and TensorRT-RTX in data: packages, scripts, graph rules, recipe proposals and Triton settings."""
 
 from __future__ import annotations
 

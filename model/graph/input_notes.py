@@ -33,7 +33,7 @@ class AxisRange(msgspec.Struct, frozen=True, rename={"minimum": "min", "maximum"
     maximum: _Extent | None = None
     multiple: Annotated[int, Meta(ge=1, lt=1 << 31)] = 1
 
-    def nearest(self, extent: int) -> int:
+    def round_up(self, extent: int) -> int:
         """Return `extent` rounded up to an allowed extent, or the largest allowed extent below it."""
         step = self.multiple
         lowest = -(-self.minimum // step) * step

@@ -26,7 +26,7 @@ MOST_INPUT_VALUES = 1 << 28
 _UNKNOWN_OPERATOR = "No Op registered for"
 """Message of ONNX's checker for TensorRT's plugins, which use ONNX's domain."""
 _LONGEST = 300
-_NEW_GROUP_NORM_OPSET = 21
+_GROUP_NORM_REDEFINED = 21
 """The opset that redefined GroupNormalization."""
 _NARROW_BITS = {
     "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6,
@@ -256,7 +256,7 @@ def _check_graph(model: onnx.ModelProto) -> None:
     light.graph.name = "graph"
     light.graph.node.extend(model.graph.node)
     versions = (item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    if any(version < _NEW_GROUP_NORM_OPSET for version in versions):
+    if any(version < _GROUP_NORM_REDEFINED for version in versions):
         hide_group_normalizations(light)
     stored = [name for name in names if name not in inputs]
     for values, listed in ((light.graph.input, inputs + stored), (light.graph.output, outputs)):

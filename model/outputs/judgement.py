@@ -81,7 +81,9 @@ class RowAgreement:
             self._whole = True
             self.same, self.rows = self.same + int((expected == actual).sum()), self.rows + expected.size
             return
-        self._two_axes &= expected.ndim == 2 and expected.dtype.kind == "f" and not self.form.is_free
+        self._two_axes &= (
+            expected.ndim == 2 and expected.dtype.kind == "f" and not self.form.has_dynamic_last_axis
+        )
         last = expected.shape[-1] if expected.ndim else 0
         self._two_axes &= self._last in (0, last)  # a varying extent counts frames or words, not classes
         self._last = last

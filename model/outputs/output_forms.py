@@ -55,15 +55,15 @@ class OutputForm:
 
     Attributes:
         rule: The user's rule.
-        is_free: Whether the last axis varies with the input, so it does not hold classes.
+        has_dynamic_last_axis: Whether the last axis varies with the input, so it does not hold classes.
         parts: Parts of its channels if different heads produce them.
-        decider: The operator that makes its extents depend on values; empty if they do not.
+        shape_operator: The operator that makes its extents depend on values; empty if they do not.
     """
 
     rule: Rule | None = None
-    is_free: bool = False
+    has_dynamic_last_axis: bool = False
     parts: Parts | None = None
-    decider: str = ""
+    shape_operator: str = ""
 
 
 UNKNOWN = OutputForm()

@@ -36,7 +36,7 @@ def at_other_extents(model: onnx.ModelProto, feeds: Feeds) -> list[Feeds]:
             note = notes.get(tensor.name)
             limits = note.axes.get(axis) if note else None
             extents = BATCHES if is_batch else (max(current // 2, 1),)
-            allowed = {limits.nearest(extent) if limits else extent for extent in extents} - {current, 0}
+            allowed = {limits.round_up(extent) if limits else extent for extent in extents} - {current, 0}
             new_extents[name] = (new_extents[name] & allowed) if name in new_extents else allowed
     resized = (
         {name: _resized(array, axes[axis].get(name, []), extent) for name, array in feeds.items()}

@@ -354,7 +354,7 @@ class RandomInput:
             else:
                 extent = noted[axis] if noted else usual_extent(tensor, axis, self._guess)
             if note and axis in note.axes:
-                extent = note.axes[axis].nearest(extent)
+                extent = note.axes[axis].round_up(extent)
             shape.append(extent if dim == "?" else named.setdefault(dim, extent))
         return tuple(shape)
 

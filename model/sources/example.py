@@ -77,7 +77,7 @@ def traced_extents(
                 traced[name] = BATCH if is_batch else usual_extent(tensor, axis, rung)
                 if traced[name] != BATCH:
                     guessed.add(name)
-            traced[name] = max(ranges.get(name, AxisRange()).nearest(traced[name]), BATCH)
+            traced[name] = max(ranges.get(name, AxisRange()).round_up(traced[name]), BATCH)
     return traced, frozenset(guessed)
 
 
@@ -132,7 +132,7 @@ class Example:
             for axis, name in tensor.dynamic_axes.items()
         }
 
-    def resized(self, extent: int) -> Feeds:
+    def resize_batch(self, extent: int) -> Feeds:
         """Return feeds with another extent of the first axis; other axes are as traced."""
         return self.at({t.shape[0]: extent for t in self.inputs if t.shape and isinstance(t.shape[0], str)})
 

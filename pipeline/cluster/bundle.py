@@ -183,7 +183,7 @@ class Request(msgspec.Struct, frozen=True):
         inputs: Digest of each input file to the digest of the bundle whose first file it is.
         store: URL of the store that carries the chunks; empty for Dask.
         known: The client's finished stages of this stage name, with key digests ("build-int8-3f9c…").
-        look: Only look the stage up; `again`: carry the stage out even if it is finished.
+        find_only: Only look the stage up; `again`: carry the stage out even if it is finished.
         alone: Run nothing else on the worker's machine meanwhile, as for a measurement.
     """
 
@@ -194,7 +194,7 @@ class Request(msgspec.Struct, frozen=True):
     inputs: dict[str, str] = {}
     store: str = ""
     known: tuple[str, ...] = ()
-    look: bool = False
+    find_only: bool = False
     again: bool = False
     alone: bool = False
 
@@ -203,7 +203,7 @@ class Answer(msgspec.Struct, frozen=True):
     """A worker's answer to a `Request`.
 
     `name` is the finished stage with the digest of its key, `bundle` its output files, the main file first,
-    `took` the `seconds` and `peak_bytes` of its process, `missing` the digests of unavailable bundles, and
+    `cost` the `seconds` and `peak_bytes` of its process, `missing` the digests of unavailable bundles, and
     `error` the `QCompileError.as_json()` of "failed".
     """
 
@@ -212,7 +212,7 @@ class Answer(msgspec.Struct, frozen=True):
     key: dict[str, Any] = {}
     bundle: Bundle | None = None
     was_done: bool = False
-    took: dict[str, Any] = {}
+    cost: dict[str, Any] = {}
     worker: str = ""
     address: str = ""
     missing: tuple[str, ...] = ()

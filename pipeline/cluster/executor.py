@@ -195,7 +195,7 @@ class ClusterExecutor:
         raise _attempts_error(stage)
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
-        if not store.kept(stage.name):
+        if not store.finished_names(stage.name):
             return False
         answer = self._answer(self._run_of(recipe, store), stage, store, False, silent, look=True)
         return answer.outcome in ("known", "done")
@@ -247,8 +247,8 @@ class ClusterExecutor:
             recipe=run.digest,
             inputs={artifact.digest: run.of_path[artifact.path] for artifact in stage.inputs()},
             store=self.store,
-            known=() if again else tuple(store.kept(stage.name)),
-            look=look,
+            known=() if again else tuple(store.finished_names(stage.name)),
+            find_only=look,
             again=again,
             alone=kind_of(stage).measures,
         )
@@ -357,7 +357,7 @@ class ClusterExecutor:
 
         try:
             stored = store.run(
-                stage.name, answer.key, download, again=again, publish=publish, took=answer.took,
+                stage.name, answer.key, download, again=again, publish=publish, took=answer.cost,
                 is_complete=lambda folder: kind_of(stage).is_complete(folder / main),
             )  # fmt: skip
         except (bundle.MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged

@@ -110,7 +110,7 @@ class Service:
                 self._semaphores[name] = Semaphore(leases, name=f"qcompile-{host}-{name}")  # type: ignore[no-untyped-call]
             return self._semaphores[name]
 
-    def bring(self, digest: str, carrier: WorkerCarrier | bundle.StoreCarrier) -> None:
+    def fetch_bundle(self, digest: str, carrier: WorkerCarrier | bundle.StoreCarrier) -> None:
         """Write the files of a bundle, unless they already exist with the right sizes."""
         with self._mutex:
             final = self.folder / BUNDLES / digest
@@ -185,18 +185,18 @@ def _carry_out(service: Service, request: bundle.Request, check: _Check) -> bund
         missing = []
         for digest in dict.fromkeys([request.recipe, *request.inputs.values()]):
             try:
-                service.bring(digest, carrier)
+                service.fetch_bundle(digest, carrier)
             except bundle.MissingChunk:
                 missing.append(digest)
         if missing:
             return bundle.Answer("missing", missing=tuple(missing))
         question = {"request": msgspec.to_builtins(request), "folder": str(service.folder)}
         answer = bundle.Answer("none")
-        if request.look or (request.alone and request.known):  # skips the wait for a measurement's turn
+        if request.find_only or (request.alone and request.known):  # skips the wait for a measurement's turn
             answer = msgspec.convert(
                 _in_process(service, {"do": "find", **question}, check, progress), bundle.Answer
             )
-        if answer.outcome == "none" and not request.look:
+        if answer.outcome == "none" and not request.find_only:
             with _machine_leases(service, request.alone, check, progress):
                 cores = service.cores if request.alone else max(1, service.cores // service.slots)
                 result = _in_process(service, {"do": "carry_out", **question}, check, progress, cores=cores)

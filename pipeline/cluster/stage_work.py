@@ -103,7 +103,7 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
         key=key,
         bundle=bundle_of_stage(stored.folder, key["file"], stored.files).bundle,
         was_done=stored.was_done,
-        took={figure: record.get(figure) for figure in ("seconds", "peak_bytes")},
+        cost={figure: record.get(figure) for figure in ("seconds", "peak_bytes")},
     )
 
 

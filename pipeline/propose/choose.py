@@ -235,7 +235,7 @@ class ArtifactChoice:
     def _tensorrt_lines(self, target: Target) -> Iterator[Line]:
         """Yield GPUs, and shapes if axes beyond the batch are dynamic; defaults exist only for the batch."""
         if target == "tensorrt-rtx" and self.gpus:
-            yield "gpus", list(self.gpus), "as asked for"
+            yield "gpus", list(self.gpus), "as requested"
         elif target == "tensorrt-rtx" and self.machine.gpu:
             yield "gpus", [self.machine.gpu], "the GPU of this machine"
         elif target == "tensorrt-rtx":
@@ -341,13 +341,13 @@ def bench_lines(
         lines.append(("baseline", artifacts[0].name, "there is no PyTorch model to compare with"))
     if data.evaluation:
         is_auto = spec.metric == AUTO
-        metric = (data.metric, data.why_metric) if is_auto else (spec.metric, "as asked for")
+        metric = (data.metric, data.why_metric) if is_auto else (spec.metric, "as requested")
         lines.append(("metric", *metric))
         if spec.max_drop is not None:
             why = "the report recommends nothing that may lose more"
             need = budget_need(data, artifacts, spec)
             lines.append(("max_drop", spec.max_drop, f"{why}; {need.text}" if need else why))
-    seconds, why = spec.max_time_s, "as asked for"
+    seconds, why = spec.max_time_s, "as requested"
     if seconds is None:
         rows = len(artifacts) + 1
         seconds = min(max(_SECONDS_PER_ROW * rows, _SECONDS_LIMITS[0]), _SECONDS_LIMITS[1])

@@ -110,7 +110,7 @@ def _data_lines(data: DataFacts, folder: Path, choice: ArtifactChoice) -> Iterat
     if data.calibration:
         why = {
             "divided": "a part of the set, disjoint from the other",
-            "same": "the same samples as below; two sets tell the accuracy of INT8 more honestly",
+            "same": "the same samples as below; separate sets measure the accuracy of INT8 without bias",
         }.get(data.shared, "samples that the ranges of INT8 are observed on")
         lines.append(("calibration", relocate_data(data.calibration, folder), why))
     if data.evaluation:
@@ -219,7 +219,7 @@ def init(
     if facts.precision == "int8":  # the graph holds its scales, so no calibration is needed
         data = replace(data, calibration="")
     progress("look at the installation")
-    choice = ArtifactChoice(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
+    choice = ArtifactChoice(facts, data, look_at_machine(), targets=spec.requested_targets, gpus=spec.gpus)
     if not choice.artifacts:
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed", hint=install_hint("cpu"), engine=""

@@ -236,7 +236,7 @@ def _with_dynamic_batch(loaded: LoadedModel, example: Example) -> tuple[str, ...
         dynamic = make_example(loaded, texts, ())
         with quiet():
             for batch in _TEST_BATCHES:
-                dynamic.call(loaded.module, dynamic.resized(batch))
+                dynamic.call(loaded.module, dynamic.resize_batch(batch))
     except Exception:  # models with a fixed batch raise many types of errors
         return ()
     return texts

@@ -50,7 +50,10 @@ class Recipe(RecipeFile):
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Read and validate a recipe, a TOML file.
+    """Read and validate a recipe.
+
+    Args:
+        path: TOML file.
 
     Raises:
         MissingFile: If the file does not exist.

@@ -97,7 +97,7 @@ class Needs:
 class FinishedStage:
     """A finished stage and its file; `where` is the worker that ran it, `was_done` if an earlier run did."""
 
-    made: StageFile
+    file: StageFile
     was_done: bool
     where: str = ""
 

@@ -56,19 +56,19 @@ class Store:
     """
 
     def __init__(self, output: Path, *, folder: Path | None = None) -> None:
-        self.output, self.own = output, output / FOLDER
-        self.folder = folder or self.own
+        self.output, self.state_folder = output, output / FOLDER
+        self.folder = folder or self.state_folder
         self._used: set[Path] = set()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the output folder; raise InvalidOption if another run holds it."""
         try:
-            for folder in (self.folder, self.own):
+            for folder in (self.folder, self.state_folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 if folder.is_symlink():  # stages would be written and removed elsewhere
                     raise OSError(errno.ELOOP, "is a link; a folder is required", str(folder))
-            lock_file = open_lock(self.own / "lock")
+            lock_file = open_lock(self.state_folder / "lock")
         except OSError as error:
             problem = f"output {self.output}: {error.strerror} ({error.filename})"
             raise InvalidOption(problem, file=self.output) from error
@@ -125,7 +125,7 @@ class Store:
         digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
         return f"{stage}-{digest[:16]}"
 
-    def kept(self, stage: str) -> list[str]:
+    def finished_names(self, stage: str) -> list[str]:
         """Return the folder names of the unchanged finished stages of this name: "build-int8-3f9c…"."""
         return [path.name for path in self._stage_folders(stage) if self._read_stage(path)]
 
@@ -233,5 +233,5 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     """Return the size and time of a regular file."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path}: is no regular file")
+        raise ValueError(f"{path}: is not a regular file")
     return status.st_size, status.st_mtime_ns

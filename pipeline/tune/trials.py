@@ -126,7 +126,7 @@ class TrialMaker:
         with engine("onnxruntime").open(str(setting.model), threads=setting.threads) as runner:
             self.reference: list[Outputs] = [runner.infer(batch.feeds) for batch in self.batches]
         truths = [Truth(batch.labels, batch.samples, batch.where) for batch in self.batches]
-        self.metric: Metric = metric.resolved(self.reference[0], truths[0])
+        self.metric: Metric = metric.resolve(self.reference[0], truths[0])
         self.scored = [
             self.metric.score(outputs, outputs, truth)
             for truth, outputs in zip(truths, self.reference, strict=True)

@@ -366,8 +366,8 @@ def recipe_text(
         *toml_table(
             "[data]",
             [
-                ("calibration", str(parse_spelling(calibration).seen_from(folder)), ""),
-                ("evaluation", str(parse_spelling(evaluation).seen_from(folder)), ""),
+                ("calibration", str(parse_spelling(calibration).relative_to(folder)), ""),
+                ("evaluation", str(parse_spelling(evaluation).relative_to(folder)), ""),
             ],
         ),
         *toml_table("[calibrate]", [("method", method or "auto", "")]),

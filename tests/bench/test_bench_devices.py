@@ -246,7 +246,7 @@ def test_all_stands_alone() -> None:
     assert parse_devices(["all"]) == (0,)
     with pytest.raises(InvalidOption, match="`devices` 'all': cpu, cuda or") as caught:
         parse_devices(["all", "cpu"])
-    assert caught.value.hint == "give all alone"
+    assert caught.value.hint == "give only all"
 
 
 def test_gpus_are_counted_until_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

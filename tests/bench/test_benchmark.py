@@ -19,6 +19,7 @@ import workers_here
 from commands import MakePath
 
 import qcompile
+from qcompile.bench.measure import rounds
 from qcompile.bench.measure.artifacts import describe, timing_feeds
 from qcompile.bench.measure.rounds import StopRule, TimingSeries
 from qcompile.bench.results.render import slowest_layers
@@ -38,8 +39,6 @@ LONG_S = 600.0
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that hangs is given up after a tenth of the usual time."""
-    from qcompile.bench.measure import rounds
-
     monkeypatch.setattr(rounds, "_LEAST_PATIENCE_S", 3.0)
 
 
@@ -188,7 +187,6 @@ import time, torch
 
 class SlowsDown(torch.nn.Module):
     calls = 0
-
     def forward(self, x):
         SlowsDown.calls += 1
         time.sleep(0.004 if SlowsDown.calls < 90 else 0.2)
@@ -203,8 +201,6 @@ def test_a_baseline_that_becomes_slow_is_measured_with_fewer_calls_and_not_taken
     tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a busy machine: blocks planned for calls of 4 ms last 50 times as long, beyond all patience."""
-    from qcompile.bench.measure import rounds
-
     monkeypatch.setattr(rounds, "BLOCK_S", 0.15)
     (tmp_path / "slow.py").write_text(SLOWS_DOWN)
     results = qcompile.benchmark(
@@ -440,7 +436,7 @@ def test_nothing_is_timed_once_a_profiler_was_on(
 
 
 def test_on_a_gpu_onnx_runtime_tells_none() -> None:
-    with pytest.raises(EngineUnavailable, match="on a GPU: its profile has the host's"):
+    with pytest.raises(EngineUnavailable, match="on a GPU: its profile has only host times"):
         engine("onnxruntime").kernel_times("m.onnx", {}, device=0)
 
 

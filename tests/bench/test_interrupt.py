@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_no_process_and_keeps_what_was_measured(
         out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     require_gone(workers)
-    assert "interrupted; what was measured is in" in err
+    assert "interrupted; the measurements so far are in" in err
     assert "mlp.onnx (2)" in out
     results = load_results(output)
     assert results.interrupted

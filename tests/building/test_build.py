@@ -97,7 +97,7 @@ def test_a_graph_of_another_precision_is_refused_with_the_way_out(
     found: str, asked: str, target: str, model: Path, ranges: Path, tmp_path: Path
 ) -> None:
     typed = quantize(model, tmp_path / "t.onnx", ranges=ranges, precision=found, target="tensorrt").path  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match=f"its graph is {found} already; {asked} was asked for") as caught:
+    with pytest.raises(InvalidOption, match=f"its graph is {found} already; {asked} was requested") as caught:
         build(
             typed, tmp_path / "out" / "m", target=target, precision=asked, ranges=ranges, **FOR_TARGET[target]
         )
@@ -107,7 +107,7 @@ def test_a_graph_of_another_precision_is_refused_with_the_way_out(
 
 @pytest.mark.parametrize("target", FOR_TARGET)
 def test_int8_of_a_float_graph_without_ranges_is_refused(target: str, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="holds no quantized layer, and int8 was asked for") as caught:
+    with pytest.raises(InvalidOption, match="holds no quantized layer, and int8 was requested") as caught:
         build(model, tmp_path / "out" / "m", target=target, precision="int8", **FOR_TARGET[target])
     assert caught.value.data["option"] == "ranges"
     assert "qcompile calibrate" in caught.value.hint
@@ -117,7 +117,7 @@ def test_int8_of_a_float_graph_without_ranges_is_refused(target: str, model: Pat
 def test_fp16_that_the_runtime_does_not_compute_is_not_reached_unless_a_fallback_is_allowed(
     model: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(IntentNotReached, match="fp16 was asked for") as caught:
+    with pytest.raises(IntentNotReached, match="fp16 was requested") as caught:
         build(model, tmp_path / "m.onnx", target="onnxruntime", precision="fp16")
     assert str(model) in caught.value.message
     kept = build(model, tmp_path / "m.onnx", target="onnxruntime", precision="fp16", allow_fallback=True)

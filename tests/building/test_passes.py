@@ -98,7 +98,9 @@ def test_a_pass_that_leaves_a_broken_graph_is_named(change: object, problem: str
 
 
 def test_what_a_pass_promises_is_checked(graph: Graph) -> None:
-    old = Pass("opset", nothing, leaves=lambda graph: f"opset {graph.opset}" if graph.opset > 12 else "")
+    old = Pass(
+        "opset", nothing, find_problem=lambda graph: f"opset {graph.opset}" if graph.opset > 12 else ""
+    )
     with pytest.raises(ModelError, match="pass 'opset' failed: opset 17"):
         run_passes([old], graph, graph, silent)
 
@@ -109,7 +111,7 @@ def test_a_change_that_computes_something_else_never_comes_out(graph: Graph) -> 
         return ["neg1"]
 
     with pytest.raises(ModelError, match="its outputs differ in other operators"):
-        run_passes([Pass("abs", negate, compared="compare")], graph, graph, silent)
+        run_passes([Pass("abs", negate, comparison_message="compare")], graph, graph, silent)
     assert graph.model.graph.node[1].op_type == "Neg"
 
 

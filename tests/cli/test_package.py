@@ -22,7 +22,7 @@ def test_it_says_what_was_written_checked_and_how_to_serve(package: Qc, tmp_path
         "version 1, tensorrt, batches up to 16",
         "config.pbtxt",
         "1/model.plan.json",
-        "checked: the file is what its manifest says",
+        "checked: the file matches its manifest",
         f"serve: tritonserver --model-repository={tmp_path / 'models'}",
     ):
         assert words in said.out

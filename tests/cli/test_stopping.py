@@ -62,7 +62,7 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals, code:
         process.send_signal(number)  # `timeout` of coreutils sends it twice
         _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    assert said.strip() == f"ended by {number.name}; what was finished is kept, run it again to go on"
+    assert said.strip() == f"ended by {number.name}; finished work is kept: run it again to continue"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -292,7 +292,7 @@ def test_parts_are_the_whole(
         return Data(spec, inputs_of(kind, fixed), batch_size=batch_size, limit=limit)
 
     whole = all_of(lambda: iter(data()))
-    found = [all_of(partial(data().at, partial(held, part, parts))) for part in range(parts)]
+    found = [all_of(partial(data().select_batches, partial(held, part, parts))) for part in range(parts)]
     if isinstance(whole, str):  # whoever meets what is wrong says it
         assert whole in found
         return
@@ -309,7 +309,7 @@ def test_each_image_is_decoded_by_one_of_the_parts(tmp_path: Path, decoded: list
     spec = write("images", tmp_path, [23])
     for part in range(4):
         before = len(decoded)
-        batches = list(Data(spec, inputs_of("images"), batch_size=2).at(partial(held, part, 4)))
+        batches = list(Data(spec, inputs_of("images"), batch_size=2).select_batches(partial(held, part, 4)))
         assert len(decoded) - before == sum(batch.samples for batch in batches) == (5 if part == 3 else 6)
     assert sorted(decoded) == sorted(map(str, Path(spec).rglob("*.png")))
 
@@ -321,7 +321,7 @@ def test_of_other_files_of_arrays_only_the_heads_are_read(
     load = arrays.load_arrays
     monkeypatch.setattr(arrays, "load_arrays", lambda path: loaded.append(path.name) or load(path))
     spec = write("folder", tmp_path, [2] * 9)
-    assert len(list(Data(spec, [X]).at(partial(held, 1, 3)))) == 3
+    assert len(list(Data(spec, [X]).select_batches(partial(held, 1, 3)))) == 3
     assert [name[:2] for name in loaded] == ["01", "04", "07"]
 
 
@@ -338,7 +338,7 @@ def test_texts_of_other_parts_are_not_tokenized(tmp_path: Path, monkeypatch: pyt
     read: list[int] = []
     text = TextReader.text
     monkeypatch.setattr(TextReader, "text", lambda self, row: read.append(row) or text(self, row))
-    part = Data(str(tmp_path / "t.txt"), inputs, batch_size=2).at(partial(held, 1, 2))
+    part = Data(str(tmp_path / "t.txt"), inputs, batch_size=2).select_batches(partial(held, 1, 2))
     assert [plain(batch) for batch in part] == whole[1::2]
     assert read == [2, 3, 6, 7, 10]
 
@@ -351,7 +351,7 @@ def test_a_damaged_archive_is_found_by_every_part(tmp_path: Path) -> None:
     Path(spec).write_bytes(bytes(content))
     for part in range(2):
         with pytest.raises(DataError, match="Bad CRC-32"):
-            list(Data(spec, [X], batch_size=4).at(partial(held, part, 2)))
+            list(Data(spec, [X], batch_size=4).select_batches(partial(held, part, 2)))
 
 
 @settings(max_examples=60, deadline=None)

@@ -63,7 +63,7 @@ REACHED_2 = r"2 of 3 layers that compute reached it \(2 in int8, 1 in fp32\); "
         ("int8", outcome("int8", unreported=("small",)), COUNTS, True, "",
          r"^1 of 3 layers are unreported, 9\.0% of the planned multiply-adds"),
         ("int8", outcome("int8", unreported=("large",)), COUNTS, False,
-         "^int8 was asked for and cannot be proven: 1 of 3 layers are unreported", ""),
+         "^int8 was requested and cannot be proven: 1 of 3 layers are unreported", ""),
         # An engine without names is weighed by its counts.
         ("int8", outcome("int8", layers=None), {}, False, "", ""),
         ("int8", outcome("int8", layers=None, planned=20, reached=19), {}, False, "", "19 of 20 layers"),
@@ -71,7 +71,7 @@ REACHED_2 = r"2 of 3 layers that compute reached it \(2 in int8, 1 in fp32\); "
         ("int8", outcome("int8", layers=None, planned=20, reached=17), {}, False, "17 of 20 layers", ""),
         # A model without layers that compute is float32.
         ("fp32", EMPTY, {}, False, "", ""),
-        ("int8", EMPTY, {}, False, "int8 was asked for", ""),
+        ("int8", EMPTY, {}, False, "int8 was requested", ""),
         ("fp16", outcome("fp16", reached=0, layers=BINDING), COUNTS, True, "", ""),
     ],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_network_of_lookups_is_half_in_its_tensors_and_has_no_int8() -> None:
 @pytest.mark.parametrize("counts", [COUNTS, {}, dict.fromkeys(COUNTS, 0)])
 def test_an_artifact_that_reached_nothing_never_passes(counts: dict[str, int], strict: bool) -> None:
     found = judge_precision("fp16", outcome("fp16", *COUNTS), counts, strict=strict)
-    assert found.failure.startswith("fp16 was asked for; 0 of 3 layers")
+    assert found.failure.startswith("fp16 was requested; 0 of 3 layers")
     assert "large (33.3%: in fp32)" in found.failure
     assert judge_precision("fp16", outcome("fp16", reached=0), counts).failure  # whatever the names say
     assert judge_precision("int8", outcome("int8", planned=0, reached=0, layers=None), counts).failure
@@ -206,7 +206,7 @@ def test_tensorrt_rtx_holds_4_bits_and_says_so(int4: MakePath, tmp_path: Path) -
     assert (manifest.proof["planned_in_precision"], manifest.proof["reached_in_precision"]) == (2, 2)
 
 
-UNPROVEN = "does not tell which weights it keeps in 4 bits.*tensorrt-rtx"
+UNPROVEN = "does not report which weights have 4 bits.*tensorrt-rtx"
 NO_INT4 = "holds no weights of 4 bits.*`mode` weights and `precision` int4"
 
 
@@ -220,11 +220,11 @@ NO_INT4 = "holds no weights of 4 bits.*`mode` weights and `precision` int4"
         ("float", "tensorrt-rtx", "int4", InvalidOption, NO_INT4),
         ("int8", "onnxruntime", "int4", InvalidOption, "graph is int8 already; int4 was.*`precision` int8"),
         *[
-            ("onnxruntime", "onnxruntime", other, InvalidOption, f"graph is int4 already; {other} was asked")
+            ("onnxruntime", "onnxruntime", other, InvalidOption, f"is int4 already; {other} was requested")
             for other in ("int8", "fp16", "fp32")
         ],
         # One scale per channel, K is 16: ONNX Runtime dequantizes it each time.
-        ("tensorrt", "onnxruntime", "int4", IntentNotReached, r"int4 was asked for; \d of 2 layers"),
+        ("tensorrt", "onnxruntime", "int4", IntentNotReached, r"int4 was requested; \d of 2 layers"),
     ],
 )
 def test_what_is_not_int4_or_nothing_else_is_refused(

@@ -277,9 +277,9 @@ def test_nodes_that_were_left_to_the_processor_are_told() -> None:
     (left,) = placement_notes({CUDA: everything, CPU: Counter(QLinearConv=4, Shape=1)})
     assert left == "5 of 10 nodes run on the processor: QLinearConv (4), Shape (1)"
     (quantized,) = placement_notes({CUDA: everything + Counter(QuantizeLinear=2, DequantizeLinear=5)})
-    assert quantized.startswith("ONNX Runtime's CUDA provider computes 5 DequantizeLinear as they stand")
+    assert quantized.startswith("ONNX Runtime's CUDA provider runs 5 DequantizeLinear nodes unfused")
     (note,) = placement_notes({})
-    assert "does not tell" in note
+    assert "does not report" in note
 
 
 def test_the_placement_of_nodes_is_read_from_a_session(tiny_file: MakePath) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from onnx.reference import ReferenceEvaluator
 
 from qcompile.core.artifact import Check
-from qcompile.engines.base import BuildOutcome, Engine, Planned, Runner
+from qcompile.engines.base import BuildOutcome, Engine, PlannedLayers, Runner
 from qcompile.model.graph.graph import weighted_nodes
 from qcompile.model.graph.graph_rules import GraphRules
 from qcompile.model.graph.onnx_file import save_onnx
@@ -61,7 +61,7 @@ class Toy(Engine):
         return BuildOutcome(
             kind="onnx", io=model_io(model), planned=len(names), reached=len(names), device={},
             proof={"layers_by_precision": {request.precision: {"MatMul": len(names)}}},
-            layers=Planned(names),
+            layers=PlannedLayers(names),
             checks=[Check("is read by the reference", True, "")],
         )
 

@@ -68,7 +68,7 @@ def test_what_computes_in_float_here_is_not_called_int8(
     ranges = calibrate(plain, str(samples("residual")), tmp_path / "r.ranges", method="minmax").path
     model = quantize(plain, tmp_path / "q.onnx", ranges=ranges, target="tensorrt").path
     for path in (model, plain):
-        with pytest.raises(IntentNotReached, match="int8 was asked for"):
+        with pytest.raises(IntentNotReached, match="int8 was requested"):
             build(path, "int8")
     kept = build(model, "int8", fallback=True)
     computed = count_operators(read_graph(kept.path).load())
@@ -80,7 +80,7 @@ def test_fp16_that_is_computed_in_fp32_is_not_reached_and_kept_where_that_is_all
     tiny_file: MakeFile, tmp_path: Path
 ) -> None:
     half = quantize(tiny_file("mlp"), tmp_path / "half.onnx", precision="fp16").path
-    said = r"fp16 was asked for; 0 of 2 layers .* \(2 in fp32\)"
+    said = r"fp16 was requested; 0 of 2 layers .* \(2 in fp32\)"
     with pytest.raises(IntentNotReached, match=said) as caught:
         build(half, "fp16")
     assert caught.value.data["proof"]
@@ -88,7 +88,7 @@ def test_fp16_that_is_computed_in_fp32_is_not_reached_and_kept_where_that_is_all
     assert not (tmp_path / "built.onnx").exists()
     artifact = build(half, "fp16", fallback=True)
     (warning,) = artifact.manifest.warnings
-    assert warning.startswith("fp16 was asked for; 0 of 2 layers")
+    assert warning.startswith("fp16 was requested; 0 of 2 layers")
     assert artifact.manifest.proof["reached_in_precision"] == 0
 
 

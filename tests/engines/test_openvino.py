@@ -218,7 +218,7 @@ def test_bfloat16_is_proven_by_what_openvino_executes_where_the_processor_has_it
         qcompile.load(built.path)
     on_processor("avx512_bf16")
     told["fp32"] = told["bf16"] = "fp32"  # it says that it computes in float32 all the same
-    with pytest.raises(IntentNotReached, match=r"bf16 was asked for; 0 of 3 .* \(3 in fp32\)"):
+    with pytest.raises(IntentNotReached, match=r"bf16 was requested; 0 of 3 .* \(3 in fp32\)"):
         qcompile.build(model, tmp_path / "c.onnx", target="openvino", precision="bf16")
 
 
@@ -272,7 +272,7 @@ def test_an_input_that_the_binding_takes_no_array_of_is_refused_by_name(tmp_path
     body = f"g ({kind.lower()}[2,4] x) => (float[2,4] y) {{ y = Cast<to = 1>(x) }}"
     path = tmp_path / "m.onnx"
     onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {body}'), path)
-    with pytest.raises(BuildError, match=r"input 'x' is .*, of which OpenVINO takes no array"):
+    with pytest.raises(BuildError, match=r"input 'x' is .*, for which OpenVINO takes no array"):
         qcompile.build(path, tmp_path / "o.onnx", target="openvino")
     assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]
 

@@ -163,8 +163,8 @@ def test_torchscript_takes_inputs_by_name_in_any_order(
 @pytest.mark.parametrize(
     ("function", "shape", "precision", "said"),
     [
-        pytest.param("example", "", "fp16", "built in fp32; fp16 was asked for", id="fp16"),
-        pytest.param("example", "", "int8", "built in fp32; int8 was asked for", id="int8"),
+        pytest.param("example", "", "fp16", "built in fp32; fp16 was requested", id="fp16"),
+        pytest.param("example", "", "int8", "built in fp32; int8 was requested", id="int8"),
         pytest.param("made", "x:2x3", "fp32", "models.py:made", id="random"),
         pytest.param("branch", "x:2x3", "fp32", "models.py:branch", id="a branch on data"),
         pytest.param("counted", "x:[n,4]", "fp32", "models.py:counted", id="an extent frozen by the trace"),

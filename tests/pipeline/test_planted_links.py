@@ -41,7 +41,7 @@ def test_a_lock_keeps_what_is_in_the_file_and_needs_a_file(tmp_path: Path, preci
     with open_lock(precious) as held:
         assert held.read() == "of the user"
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_lock(tmp_path / "pipe")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match="is a link"):

@@ -159,7 +159,7 @@ def test_what_is_no_sweep_of_its_own_is_refused(recipe: Path) -> None:
     with Store(recipe.parent / "out").locked(), pytest.raises(InvalidOption, match="another run is using it"):
         sweep(recipe)
     for verb in (run, plan):
-        with pytest.raises(RecipeError, match="key 'sweep' makes many recipes") as refused:
+        with pytest.raises(RecipeError, match="key 'sweep' is a matrix of recipes") as refused:
             verb(recipe)
         assert refused.value.hint == f"qcompile sweep {recipe}"
     recipe.write_text(

@@ -271,7 +271,7 @@ CASES: dict[str, tuple[str, onnx.ModelProto]] = {
 def cured(name: str, before: onnx.ModelProto) -> onnx.ModelProto:
     faulty = FAULTY_GRAPHS[name]
     after = copy_model(before)
-    assert faulty.cure is not None
-    faulty.cure(after)
+    assert faulty.rewrite is not None
+    faulty.rewrite(after)
     assert faulty.find(after) == []
     return after

@@ -78,7 +78,7 @@ def layer_diff(
             why = next(iter(runs.refused.values()), "nothing was measured")
             raise InvalidOption(f"{artifact}: no tensor can be compared with {reference}'s: {why}")
         if spec.save_results is not None:
-            save_results(runs, comparison.shown(), spec.save_results)
+            save_results(runs, comparison.pairs_to_save(), spec.save_results)
         return comparison.outcome(reference, artifact, casts)
 
 

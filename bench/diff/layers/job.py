@@ -44,10 +44,10 @@ class Job:
 
     Attributes:
         path, runtime, threads, io: The artifact and its load options.
-        feeds, batches, where: Folder of `N.npz`, number of batches, and name of each batch in errors.
+        feeds, batches, batch_names: Folder of `N.npz`, number of batches, and name of each batch in errors.
         taps: `{"tensor", "file", "form"}` each: a tensor of the artifact, the folder of its reference's
             values, and the conversion of the tensor. Empty for a run without taps.
-        own: Artifact output to the folder that it is written to, or compared with.
+        output_folders: Artifact output to the folder that it is written to, or compared with.
         outputs: Artifact output to the folder of its reference's values.
         write: Folder for the values of taps and outputs.
         reference: Folder of the reference's values for `taps`.
@@ -64,9 +64,9 @@ class Job:
     io: Mapping[str, Any] | None
     feeds: str
     batches: int
-    where: Sequence[str]
+    batch_names: Sequence[str]
     taps: Sequence[Mapping[str, Any]] = ()
-    own: Mapping[str, str] = field(default_factory=dict)
+    output_folders: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     write: str = ""
     reference: str = ""
@@ -85,7 +85,7 @@ def run_job(job: Mapping[str, Any], on_batch: Callable[[int], None]) -> dict[str
     work = _TensorSums(job, taps)
     with open_tapped(job, list(taps)) as infer:
         for number in range(job["batches"]):
-            for name, array in _tensors(infer, _feeds(job, number), job["where"][number]):
+            for name, array in _tensors(infer, _feeds(job, number), job["batch_names"][number]):
                 work.take(name, number, array)
                 del array
             on_batch(number + 1)
@@ -109,10 +109,10 @@ class _TensorSums:
         elif tap is None and name in job["outputs"] and job["reference_outputs"]:
             folder = Path(job["reference_outputs"]) / job["outputs"][name]
             self._compare(name, Form(), folder, number, array)
-        if tap is None and job["own_outputs"] and name in job["own"]:
+        if tap is None and job["own_outputs"] and name in job["output_folders"]:
             sums = self.changed.setdefault(name, ErrorSums())
-            _compare_file(sums, Path(job["own_outputs"]) / job["own"][name], number, array, Form())
-        subfolder = tap["file"] if tap is not None else job["own"].get(name)
+            _compare_file(sums, Path(job["own_outputs"]) / job["output_folders"][name], number, array, Form())
+        subfolder = tap["file"] if tap is not None else job["output_folders"].get(name)
         if job["write"] and subfolder is not None:
             folder = Path(job["write"]) / subfolder
             folder.mkdir(exist_ok=True)

@@ -83,7 +83,7 @@ class Rebuilder:
         """Whether TensorRT chooses the types of layers, separately in each build."""
         return self.engine.precision != "fp32" and not self._adapter().strongly_typed
 
-    def part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
+    def build_part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
         """Build the graph up to these tensors; return the part, and each tensor's output name."""
         model = read_graph(self.source.graph).load()
         outputs = extract_tensors(model, names)
@@ -93,7 +93,7 @@ class Rebuilder:
             del model
             return self._build(file, debug=()), outputs
 
-    def whole(self, debug: Sequence[str]) -> Side:
+    def build_whole(self, debug: Sequence[str]) -> Side:
         """Build the whole graph with debug tensors: all unfused ones if TensorRT can, else `debug`."""
         return self._build(self.source.graph, debug=None if self.survey == "unfused" else debug)
 
@@ -174,7 +174,7 @@ class EngineLayerSearch(LayerSearch):
     def run(self) -> None:
         """Measure until the first bad tensor is confirmed, or no builds remain."""
         self._run_plain()
-        if self.search.bad(self.threshold_db) is None or not self._has_builds_left():
+        if self.search.first_bad(self.threshold_db) is None or not self._has_builds_left():
             return
         self._survey()
         while self._has_builds_left() and not self.given_up:
@@ -186,7 +186,7 @@ class EngineLayerSearch(LayerSearch):
         self._conclude()
 
     def engine(self) -> EngineSearch:
-        bad = self.search.bad(self.threshold_db)
+        bad = self.search.first_bad(self.threshold_db)
         parents = self.pairs[bad].parents if bad is not None else ()
         return EngineSearch(
             layers=len(self.pairs),
@@ -217,7 +217,7 @@ class EngineLayerSearch(LayerSearch):
             self.hints = {index: sums.snr_db for index, sums in hints.items()}
             hinted = Search([pair.upstream for pair in self.pairs], cap_db=self.search.cap_db)
             hinted.record({**self.search.snr_db, **self.hints})
-            hinted_index = hinted.bad(self.threshold_db)
+            hinted_index = hinted.first_bad(self.threshold_db)
             if hinted_index is not None and hinted_index not in self.errors:
                 self._measure([*self.pairs[hinted_index].parents, hinted_index])
 
@@ -265,7 +265,7 @@ class EngineLayerSearch(LayerSearch):
 
     def _next_to_confirm(self) -> list[int]:
         """Return the next tensors to measure for confirmation: the first bad one alone, then its parents."""
-        bad = self.search.bad(self.threshold_db)
+        bad = self.search.first_bad(self.threshold_db)
         if bad is None:
             return []
         if (bad not in self.ratios or bad in self.with_upstream) and bad not in self.runs.refused:
@@ -284,7 +284,7 @@ class EngineLayerSearch(LayerSearch):
     def _conclude(self) -> None:
         if self.given_up:  # later measurements do not describe the engine
             return
-        bad = self.search.bad(self.threshold_db)
+        bad = self.search.first_bad(self.threshold_db)
         region = self.search.region(self.threshold_db)
         if bad is not None and region:
             names = [self.pairs[index].reference for index in region]
@@ -337,7 +337,7 @@ class EngineRuns(LayerRuns):
         names = {self.pairs.pairs[index].artifact: index for index in indexes}
         self._report_build(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
         try:
-            part, outputs = self.rebuilder.part(list(names))
+            part, outputs = self.rebuilder.build_part(list(names))
         except (BuildError, InvalidOption, ModelError) as error:
             self.refused.update(dict.fromkeys(indexes, f"cannot be built: {error.message}"))
             return {}
@@ -352,7 +352,7 @@ class EngineRuns(LayerRuns):
         """
         names = {pair.artifact: index for index, pair in enumerate(self.pairs.pairs)}
         self._report_build("the whole graph with debug tensors")
-        part = self.rebuilder.whole(list(names))
+        part = self.rebuilder.build_whole(list(names))
         written = self._folder("taps")
         for group in pack_groups(list(names.values()), self.fits, len(names)):
             self._write_reference(group, into=written)
@@ -360,15 +360,15 @@ class EngineRuns(LayerRuns):
         outputs = {t.name: errors[t.name] for t in part.io.outputs if t.name in errors}
         return {names[name]: sums for name, sums in errors.items()}, outputs
 
-    def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
+    def save_values(self, indexes: Sequence[int]) -> tuple[Path, Path]:
         """Build a part that ends with the tensors; write their values and the reference's to disk."""
         written = self._write_reference(indexes)
         values = self._folder("kept")
         names = [self.pairs.pairs[index].artifact for index in indexes]
         self._report_build(f"{len(names)} tensors to keep")
-        part, outputs = self.rebuilder.part(names)
+        part, outputs = self.rebuilder.build_part(names)
         files = {outputs[name]: self.tap_file(index) for name, index in zip(names, indexes, strict=True)}
-        self._run("artifact", f"keep {len(indexes)} tensors", part=part, own=files, write=values)
+        self._run("artifact", f"keep {len(indexes)} tensors", part=part, output_folders=files, write=values)
         return Path(written), Path(values)
 
     def _compare(

@@ -59,7 +59,7 @@ class Search:
             drops[index] = max(0.0, next(before, self.cap_db) - level)
         return drops
 
-    def bad(self, threshold_db: float) -> int | None:
+    def first_bad(self, threshold_db: float) -> int | None:
         """Return the first bad tensor; None if no tensor is below the threshold.
 
         Among tensors below it and those upstream, the largest drop if it is abrupt; else the first below.
@@ -76,7 +76,7 @@ class Search:
 
     def is_gradual(self, threshold_db: float) -> bool:
         """Return whether the noise at the first bad tensor accumulated, as far as measured."""
-        bad = self.bad(threshold_db)
+        bad = self.first_bad(threshold_db)
         return bad is not None and self.drops()[bad] < ABRUPT_DB
 
     def region(self, threshold_db: float) -> list[int]:
@@ -86,7 +86,7 @@ class Search:
         """
         if not self.snr_db:
             return [index for index in range(len(self.upstream)) if not self._skipped >> index & 1]
-        bad = self.bad(threshold_db)
+        bad = self.first_bad(threshold_db)
         end = _largest(self.drops()) if bad is None else bad
         inside = self.upstream[end]
         for index in self.snr_db:
@@ -178,7 +178,7 @@ class LayerSearch:
             is_last = True
             self._measure(near)
 
-    def shown(self) -> list[int]:
+    def pairs_to_save(self) -> list[int]:
         """Return the pairs with values to save: the worst one and its neighbours."""
         worst = self.worst()
         return self._add_fitting(self._pairs_near(worst), [worst])
@@ -190,7 +190,7 @@ class LayerSearch:
     def outcome(self, reference: str, artifact: str, casts: dict[str, str]) -> LayerDiff:
         drops = self.search.drops()
         layers = {index: self._layer(index, drops[index]) for index in sorted(self.errors)}
-        bad = self.search.bad(self.threshold_db)
+        bad = self.search.first_bad(self.threshold_db)
         worst = self.pairs[bad or 0]
         ranked = sorted(layers, key=lambda index: (-layers[index].drop_db, layers[index].snr_db, index))
         if bad is not None:
@@ -236,7 +236,7 @@ class LayerSearch:
         self.search.record({index: sums.snr_db for index, sums in measured.items()})
 
     def worst(self) -> int:
-        bad = self.search.bad(self.threshold_db)
+        bad = self.search.first_bad(self.threshold_db)
         return bad if bad is not None else min(self.errors, key=lambda i: self.errors[i].snr_db)
 
     def _pairs_near(self, index: int) -> list[int]:

@@ -72,11 +72,11 @@ class LayerRuns:
         if not outputs and len(files) == len(output_names):  # by position
             outputs = dict(zip(output_names, files.values(), strict=True))
         folder = self._folder("outputs")
-        self._run("reference", "run", own=files, write=folder, plain=True)
+        self._run("reference", "run", output_folders=files, write=folder, plain=True)
         self._plain_files = {name: f"a{number}" for number, name in enumerate(output_names)}
         answer = self._run(
-            "artifact", "run", own=self._plain_files, outputs=outputs, write=folder, reference_outputs=folder,
-            plain=True,
+            "artifact", "run", output_folders=self._plain_files, outputs=outputs, write=folder,
+            reference_outputs=folder, plain=True,
         )  # fmt: skip
         return dict(answer["errors"])
 
@@ -94,7 +94,7 @@ class LayerRuns:
             "artifact",
             f"run with {len(indexes)} taps",
             **self._artifact_job(indexes, tap_folder),
-            own=self._plain_files,
+            output_folders=self._plain_files,
             own_outputs=str(self.folder / "outputs"),
         )
         shutil.rmtree(tap_folder)
@@ -104,7 +104,7 @@ class LayerRuns:
         by_name = {self.pairs.pairs[index].artifact: index for index in indexes}
         return self._by_index(answer, by_name)
 
-    def keep(self, indexes: Sequence[int]) -> tuple[Path, Path]:
+    def save_values(self, indexes: Sequence[int]) -> tuple[Path, Path]:
         """Run both sides once more; return the folders of the reference's and the artifact's tap values."""
         tap_folder = self._write_reference(indexes)
         values = self._folder("kept")
@@ -127,7 +127,7 @@ class LayerRuns:
             name, file = self.pairs.pairs[index].reference, self.tap_file(index)
             if name in inputs:
                 (Path(tap_folder) / file).mkdir()
-                for number in range(len(self.samples.where)):
+                for number in range(len(self.samples.batch_names)):
                     values = self.samples.read(number, name)
                     np.save(Path(tap_folder) / file / f"{number}.npy", values, allow_pickle=False)
             elif name in taps:
@@ -147,7 +147,7 @@ class LayerRuns:
             taps = [{"tensor": pair.artifact, "file": f, "form": pair.form} for f, pair in pairs.items()]
             return {"taps": taps, "reference": reference}
         files = {pair.artifact: file for file, pair in pairs.items()}
-        return {"outputs": files, "reference_outputs": reference} if reference else {"own": files}
+        return {"outputs": files, "reference_outputs": reference} if reference else {"output_folders": files}
 
     def _run(
         self, side: str, text: str, *, plain: bool = False, part: Side | None = None, **settings: Any
@@ -160,8 +160,8 @@ class LayerRuns:
             io=runnable.io.as_json(),
             inputs=[tensor.name for tensor in runnable.io.inputs] if part else (),
             feeds=str(self.samples.folder),
-            batches=len(self.samples.where),
-            where=self.samples.where,
+            batches=len(self.samples.batch_names),
+            batch_names=self.samples.batch_names,
             cast=self.casts if side == "artifact" else {},
             **settings,
         )
@@ -213,7 +213,7 @@ class Samples:
     """Batches on disk, `N.npz` in `folder`, with their names in errors, and the input shapes of the first."""
 
     folder: Path
-    where: tuple[str, ...]
+    batch_names: tuple[str, ...]
     count: int
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -267,7 +267,7 @@ def save_results(runs: LayerRuns, indexes: Sequence[int], path: Path) -> None:
     from polygraphy.logger import G_LOGGER
 
     by_name = {runs.pairs.pairs[index].reference: index for index in reversed(indexes)}
-    ours, theirs = runs.keep(sorted(by_name.values()))
+    ours, theirs = runs.save_values(sorted(by_name.values()))
     results = RunResults()
     results.add(_iterations(runs, by_name, ours, scaled=False), runner_name="reference")
     results.add(_iterations(runs, by_name, theirs, scaled=True), runner_name="artifact")
@@ -281,7 +281,7 @@ def _iterations(
     runs: LayerRuns, by_name: dict[str, int], folder: Path, *, scaled: bool
 ) -> list[dict[str, NDArray[Any]]]:
     iterations = []
-    for number in range(len(runs.samples.where)):
+    for number in range(len(runs.samples.batch_names)):
         outputs = {}
         for name, index in by_name.items():
             array = np.load(folder / runs.tap_file(index) / f"{number}.npy", allow_pickle=False)

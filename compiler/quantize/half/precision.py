@@ -1,29 +1,33 @@
 """Convert a graph to FP16 or BF16 where its operators support it, with casts in between.
 
-ONNX's operator schemas decide which operand may be half: a Resize keeps its float32 scales, an operator of a
-domain other than ONNX's all its types. A node remains in float32 in these cases:
+ONNX's operator schemas decide which operand may be half. A Resize keeps its float32 scales; an operator of
+another domain keeps all its types. A node remains in float32 mainly in these cases:
 
 1. It is excluded by name, glob or operator type.
 2. It contains a subgraph, processes sequences of tensors, or reads the bits of floats.
-3. ONNX does not allow the half type for its operands, or ONNX Runtime for a scatter with a reduction, or
-   TensorRT for a recurrent layer with sequence lengths: its parser pads with float32 zeros (RTX 1.7.1:
-   "ISelectLayer must have `thenInput` and `elseInput` of same types but has Half and Float").
-4. The scale of a QuantizeLinear or DequantizeLinear is unknown or loses precision in half, or a
-   QuantizeLinear reads float32, as a model input: values rounded to half first may become other integers.
+3. ONNX does not allow the half type for its operands, ONNX Runtime has no half kernel (a scatter with a
+   reduction), or TensorRT's parser pads with float32 zeros (a recurrent layer with sequence lengths;
+   TensorRT-RTX 1.7.1: "ISelectLayer must have `thenInput` and `elseInput` of same types but has Half and
+   Float").
+4. The scale of a QuantizeLinear or DequantizeLinear is computed, or below the smallest normal half. Or a
+   QuantizeLinear reads a float32 tensor, such as a model input: rounding to half first may change the
+   integers.
 5. It is a quantized layer behind a DequantizeLinear of case 4: a cast between them would hide from TensorRT
    that the layer is INT8.
 6. A tensor of the node has a finite value beyond the half type's largest number.
 7. All known values of a tensor of the node are subnormal in half. Or the node divides by a tensor with only
    a subnormal lower bound, as `x / max(|x|, 1e-12)` does: in half it would divide by zero.
-8. It computes places or sizes from shapes alone, as a resampling to 1.25 times as many steps does: float16
-   skips whole numbers from 2048 on, and TensorRT rejects halves that become a shape.
+8. It computes positions or sizes from shapes only, such as a resampling to 1.25 times as many steps. float16
+   skips whole numbers from 2048 on, and TensorRT rejects a half tensor as a shape.
 
-Values are known for stored tensors, outputs of Q/DQ (from their scale), and activations in `ranges`. bfloat16
-has the range of float32, so 4, 6 and 7 in practice concern float16 only.
+Values are known for stored tensors, for the float side of Q/DQ (from their scale), and for activations in
+`ranges`. bfloat16 has the range of float32, so the small scales of 4, and 6 and 7, in practice concern
+float16.
 
-A graph with Q/DQ becomes INT8 with half layers in between: scales are half too, and quantized weights are
-stored as integers. Inputs and outputs of the model do not change their types, so all artifacts can use the
-same data. `layers` and `float_precision` set the precision of the other layers (`in_mixed_precision`).
+A graph with Q/DQ becomes INT8 with half layers in between: its scales become half, too, and quantized weights
+are stored as integers. Inputs and outputs of the model do not change their types, so all artifacts can use
+the same data. The options `layers` and `float_precision` set the precision of layers that are not quantized
+(`in_mixed_precision`).
 """
 
 from __future__ import annotations
@@ -91,8 +95,8 @@ def to_half(
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return a half copy of a float32 model, and node name to reason for nodes that remain in float32.
 
-    The copy has the lowest opset, from the model's on, in which its operators may be half: 19 for float16
-    scales of Q/DQ, up to 22 for bfloat16.
+    The opset is raised only as far as the half type requires: to 19 for float16 scales of Q/DQ, up to 22 for
+    bfloat16.
 
     Args:
         model: The model, with or without Q/DQ; its inputs, outputs and float32 nodes retain their types.
@@ -100,7 +104,7 @@ def to_half(
     """
     half = half_type(dtype)
     copy = copy_model(model)
-    drop_initializer_inputs(copy)  # before IR version 4 they are inputs, too; conversion removes their names
+    drop_initializer_inputs(copy)  # before IR version 4 initializers are inputs, too; conversion renames them
     name_nodes(copy.graph)
     raise_opset(copy, half, block)
     store_constants(copy.graph, block)
@@ -117,7 +121,7 @@ class _Conversion:
         self, model: onnx.ModelProto, half: HalfType, block: Mapping[str, str], ranges: Ranges | None
     ) -> None:
         self.model, self.graph, self.half, self.block, self.ranges = model, model.graph, half, block, ranges
-        # A TensorRT cache has thresholds, which may be below the largest value.
+        # `fixed` are thresholds of a TensorRT calibration cache, which may be below the largest value.
         self.observed = set(ranges.names()) - set(ranges.fixed) if ranges else set()
         self.in_float32: dict[str, str] = {}
         self.unfit: dict[str, str] = {}  # those of `in_float32` with values outside the half type's range
@@ -153,7 +157,7 @@ class _Conversion:
             return f"{node.op_type} keeps its types"
         if reduces(node):
             return "ONNX Runtime has no half kernel for its reduction"
-        if node.op_type == "MeanVarianceNormalization":  # its expansion in ONNX and ONNX Runtime
+        if node.op_type == "MeanVarianceNormalization":  # ONNX and ONNX Runtime expand it to other nodes
             return "its definition adds a float32 number"
         if node.op_type in _RECURRENT and "".join(node.input[4:5]):
             return "with sequence lengths, TensorRT's parser takes only float32"
@@ -245,7 +249,8 @@ class _Conversion:
             self.magnitudes[float_name] = scale * self._farthest_integer(integer_name, zero_point)
 
     def _farthest_integer(self, name: str, zero_point: str) -> float:
-        """Return the largest distance from zero_point, of stored values or of the type; 0 for other types."""
+        """Return the largest distance of stored integers, else of the type, from zero_point; of float8
+        E4M3 its largest number; else 0."""
         zeros = numpy_helper.to_array(self.stored[zero_point]) if zero_point in self.stored else np.zeros(1)
         if name in self.stored:
             integers = numpy_helper.to_array(self.stored[name]).astype(np.float64)
@@ -291,7 +296,7 @@ class _Conversion:
         """Return for each output whether its type follows an operand that became half."""
         if node.op_type in TYPE_BY_ATTRIBUTE:
             return [name in self.floats for name in node.output]
-        if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on without a shared variable
+        if _is_qdq(node) and node.op_type == "DequantizeLinear":  # its type may differ (opset 23)
             output_dtype = attribute(node, "output_dtype", 0)
             return [node.input[1] in self.casts.half and not output_dtype]
         formal = self._formal(node, "inputs", len(node.input))
@@ -324,10 +329,11 @@ def _amax(values: Any) -> float:
 
 
 def convert_float_layers(graph: Graph, precision: str) -> list[str]:
-    """Convert the float parts of a quantized graph to a precision; the Q/DQ pairs do not change.
+    """Convert the float parts of a quantized graph to a precision; quantized values do not change.
 
     Weakly typed TensorRT chooses FP16 by a flag; strongly typed TensorRT follows the types of the graph.
-    Return the names of all nodes, or an empty list without conversion: for "fp32" or existing half types.
+    Return the names of all nodes; an empty list if nothing was converted: the precision is "fp32", or the
+    graph has half types already.
     """
     if precision not in HALVES or {*HALVES.values()} & {*graph.types.values()}:
         return []
@@ -354,7 +360,7 @@ def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | No
 
 
 def normalizations(graph: onnx.GraphProto) -> list[str]:
-    """Return the nodes of normalizations written in primitives, with squares that overflow float16.
+    """Return the names of the nodes of normalizations in primitives; their squares may overflow float16.
 
     x ─ ReduceMean ─ Sub ─ Pow or Mul ─ ReduceMean ─ Add epsilon ─ Sqrt ─ Div
     """
@@ -402,7 +408,8 @@ def in_mixed_precision(
 ) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
     """Convert the float layers of a quantized graph to the requested half precision.
 
-    Return the graph, node name to reason for nodes left in float32, and messages for nodes requested by name.
+    Return the graph; the reason of each node that stays in float32, by name; and a message for each node that
+    `layers` requests in half and that stays in float32.
     """
     halves = {
         kind for kind in (request.spec.floats, *request.spec.layer_precisions.values()) if kind in HALVES

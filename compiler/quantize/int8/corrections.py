@@ -99,7 +99,7 @@ def round_weights(
             symmetric=True,
             scales=tensor_values(scales),
             name=tensor.name,
-            room=limits.room(tuple(tensor.dims), _MIDDLE) if limits else None,
+            room=limits.step_limits(tuple(tensor.dims), _MIDDLE) if limits else None,
         )
         steps: NDArray[Any] = np.clip(rounded.codes.astype(np.int16) - _MIDDLE, -127, 127)
         if tensor.data_type != TensorProto.INT8:

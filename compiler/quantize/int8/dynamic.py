@@ -134,7 +134,7 @@ def _fit_pairs(
         name = node.input[1].removesuffix("_quantized") if node.op_type in _INTEGER else ""
         if name not in floats or stored[node.input[1]].data_type != TensorProto.INT8:
             continue
-        scales, integers = product_limits(len(floats[name])).fitted(floats[name])
+        scales, integers = product_limits(len(floats[name])).quantize(floats[name])
         zeros = np.zeros(scales.shape, np.int8)
         for suffix, array in (("_scale", scales), ("_zero_point", zeros), ("_quantized", integers)):
             tensor = stored[f"{name}{suffix}"]
@@ -216,7 +216,7 @@ def quantize_lstms(
 def _fit_matrix(matrix: NDArray[Any], *, fits: bool) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return scales [channels] and int8 [depth, channels]; with `fits`, pairs of products fit 16 bits."""
     if fits:
-        return product_limits(len(matrix)).fitted(matrix)
+        return product_limits(len(matrix)).quantize(matrix)
     qparams = choose_weight_qparams(matrix, 1)
     return qparams.scale, quantize(matrix, qparams)
 

@@ -59,12 +59,12 @@ class PairLimits:
         """Return whether no pair of integer weights overflows."""
         return not bool((_sums(self.rows(integers).astype(np.int16), self.pairs) > LARGEST_SUM).any())
 
-    def least_scales(self, weight: NDArray[Any]) -> NDArray[np.float32]:
+    def min_scales(self, weight: NDArray[Any]) -> NDArray[np.float32]:
         """Return the smallest scales [output channels] with which the largest pair of each channel fits."""
         sums = _sums(self.rows(weight).astype(np.float64), self.pairs)
         return np.asarray(sums.max(axis=(1, 2), initial=0.0) / LARGEST_SUM, np.float32)
 
-    def fitted(self, weight: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+    def quantize(self, weight: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
         """Return scales [output channels], and a float weight as integers of the same shape."""
         rows = self.rows(weight)
         scales, integers = np.empty(len(rows), np.float32), np.empty(rows.shape, np.int8)
@@ -79,7 +79,7 @@ class PairLimits:
         transposed = integers.reshape([weight.shape[axis] for axis in self.axes])
         return scales, np.ascontiguousarray(transposed.transpose(np.argsort(self.axes)))
 
-    def room(self, shape: tuple[int, ...], middle: int) -> Room:
+    def step_limits(self, shape: tuple[int, ...], middle: int) -> Room:
         """Return the limits of steps for `gptq`, by the partner of a column; `middle` is the code of 0."""
         inner = [1 if axis == self.axes[0] else extent for axis, extent in enumerate(shape)]
         columns = self.rows(np.arange(np.prod(inner)).reshape(inner))[0]  # column of each position

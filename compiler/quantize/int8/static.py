@@ -244,7 +244,7 @@ def _weight_overrides(
     for name, axis in axes.items():
         values = numpy_helper.to_array(stored[name])
         if name in limits:
-            scales, integers[name] = limits[name].fitted(values)
+            scales, integers[name] = limits[name].quantize(values)
         else:
             scales = choose_weight_qparams(values, axis).scale
         common = {"quant_type": QuantType.QInt8, "zero_point": np.int8(0), "axis": axis}

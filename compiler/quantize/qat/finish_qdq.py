@@ -1,10 +1,12 @@
 """Complete the Q/DQ of an exported model for a target; trained scales do not change.
 
 1. A Transpose of a dequantized weight is folded into the stored weight.
-2. ONNX Runtime and OpenVINO: a mean over height and width becomes GlobalAveragePool, an integer kernel there.
+2. ONNX Runtime and OpenVINO: a mean over height and width becomes GlobalAveragePool, which has integer
+   kernels.
 3. ONNX Runtime: the bias of Conv and Gemm becomes int32 with scale = input scale * weight scale; fusion
-   requires it. Layers in floating point are protected from its quantization (`keep_layers_apart`).
-4. TensorRT: weights are float in front of a Q/DQ pair, which its parsers support from 8.5 on.
+   requires it. ONNX Runtime would also quantize some float layers beside Q/DQ: `keep_layers_apart` prevents
+   it.
+4. TensorRT: weights are stored in float in front of a Q/DQ pair; all parsers from 8.5 on read this form.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
             continue
         steps = scale.reshape(()) * np.broadcast_to(scales, values.shape)
         if (np.abs(values) > steps * _LARGEST_INT32).any():
-            continue  # a channel has weights near zero: the layer adds the bias in floating point
+            continue  # weights near zero: their scale is so small that the bias overflows int32
         name = unique_names.fresh(unique_names.stem(f"{names[0]}/{node.name}"))
         operands = [
             store(graph, f"{name}/int32", np.rint(values / steps).astype(np.int32)),

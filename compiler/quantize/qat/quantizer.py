@@ -112,7 +112,7 @@ class LimitedObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[mi
     def forward(self, weight: Tensor) -> Tensor:
         """Observe a weight, and compute the least scales of its channels."""
         room = LARGEST_SUM / (LARGEST_SUM - 1)  # rounding adds at most 1 to a pair
-        least = self._limits.least_scales(weight.detach().float().cpu().numpy()) * room
+        least = self._limits.min_scales(weight.detach().float().cpu().numpy()) * room
         self._least = torch.from_numpy(least)
         observed: Tensor = super().forward(weight)
         return observed

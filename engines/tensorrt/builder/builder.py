@@ -1,8 +1,9 @@
-"""Build an ONNX file into a serialized engine (plan), report its progress, and stop it on Ctrl-C.
+"""Build an ONNX file into a serialized engine (plan), report the progress, and stop the build on Ctrl-C.
 
-Python raises KeyboardInterrupt in the Python code that runs next. During a TensorRT build this is a callback,
-usually the logger; its binding drops the exception (`PyLogger::log` in pyCore.cpp), and the build continues.
-Signals are therefore deferred, and `IProgressMonitor`, if TensorRT has it, cancels the build.
+Python raises KeyboardInterrupt in the Python code that runs next. During a TensorRT build this code is a
+callback, usually the logger. The logger's binding drops the exception (`PyLogger::log` in pyCore.cpp), and
+the build continues. Signals are therefore deferred, and `IProgressMonitor`, if TensorRT has it, cancels the
+build.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Prepared:
-    """A parsed and configured network; the parser holds the weights until the build. `warnings` report an
+    """A parsed and configured network. The parser holds the weights until the build. `warnings` report an
     unused timing cache and named layers that are absent from the network."""
 
     def __init__(self, adapter: Adapter, request: BuildRequest, scales: Scales) -> None:
@@ -99,8 +100,8 @@ class Prepared:
             self.monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
 
     @property
-    def facts(self) -> dict[str, object]:
-        """Return the entries shared by a dry run's report and the manifest's proof."""
+    def shared_entries(self) -> dict[str, object]:
+        """Return the entries of both a dry run's report and `proof`, the manifest's results of checks."""
         ranges = [{item.name: item.as_json() for item in profile} for profile in self.profiles]
         return {"network_layers": int(self.network.num_layers), "profiles": ranges}
 
@@ -112,7 +113,7 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
 
 
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
-    """Parse, check and configure as `build_plan` does, and return a description of the build."""
+    """Parse, check and configure, and return a description of the build."""
     with _device_and_scales(adapter, request) as scales:
         prepared = Prepared(adapter, request, scales)
         return {
@@ -120,7 +121,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "typing": "weak" if _weak(adapter, request) else "strong",
             "layers_by_precision": by_precision(prepared.layers),
             "forced_layers": dict(request.layers),
-            **prepared.facts,
+            **prepared.shared_entries,
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
             "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
             "build_routes": list(build_routes(prepared.config).values()),
@@ -130,7 +131,6 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
 
 @contextmanager
 def _device_and_scales(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
-    """Make the device current in the block, and yield the scales."""
     device, subject = request.spec.tensorrt.device, request.source or request.model
     try:
         with current_device(device, subject), scales_for_build(adapter, request) as scales:
@@ -158,10 +158,10 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     layers, planned, reached, proof = verify_precision(
         adapter, request, prepared.layers, inspections, weak=weak
     )
-    proof |= {**prepared.facts, "has_run": False}
+    proof |= {**prepared.shared_entries, "has_run": False}
     if request.spec.calibrator:
         proof["calibrator"] = "ranges" if feeder is None else feeder.kind
-        proof["calibration_batches"] = 0 if feeder is None else feeder.fed
+        proof["calibration_batches"] = 0 if feeder is None else feeder.batches_fed
     if options.strip_weights and not options.refit:
         proof["weights"] = weights_digest(request.onnx)
     return BuildOutcome(
@@ -208,7 +208,7 @@ def make_monitor(module: Any, progress: Progress) -> Any:
     """Return an `IProgressMonitor` that reports the steps of the outermost phase to `progress`.
 
     Exceptions, for instance a deferred Ctrl-C from `before_each_step`, must not cross TensorRT's C++. The
-    monitor stores one in `raised` and cancels the build; the caller raises it.
+    monitor stores the exception in `raised` and cancels the build; the caller raises it.
     """
 
     class Monitor(module.IProgressMonitor):  # type: ignore[misc]
@@ -243,8 +243,8 @@ def make_monitor(module: Any, progress: Progress) -> Any:
 def defer_interrupts() -> Iterator[Callable[[], None]]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second Ctrl-C ends the process at once.
 
-    Only signals with a Python handler are deferred. The yielded function handles pending signals early and
-    raises their exceptions, for callbacks that can pass them on.
+    Only signals with a Python handler are deferred. Callbacks that can stop the build call the yielded
+    function: it handles pending signals early, and raises their exceptions.
     """
     pending: list[int] = []
     handlers: dict[int, Callable[[int, FrameType | None], object]] = {}

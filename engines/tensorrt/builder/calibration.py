@@ -1,15 +1,15 @@
-"""Scales for a float graph that TensorRT itself quantizes (8.5 to 10), from a ranges file or calibrators.
+"""Scales for a float graph that TensorRT 8.5 to 10 itself quantizes, from a ranges file or calibrators.
 
-Ranges are set on the network's tensors (`ITensor.set_dynamic_range`, as in sampleINT8API): a calibration
-cache made from them works only with the header that TensorRT expects (NVIDIA/TensorRT issue 1378). A
-calibrator returns None at the end of the data, and after an error, which it stores; the builder then raises
-the error and discards the engine.
+Ranges are set on the network's tensors (`ITensor.set_dynamic_range`, as in sampleINT8API). A calibration
+cache would need the header that TensorRT expects (NVIDIA/TensorRT issue 1378). A calibrator returns None at
+the end of the data, and after an error, which it stores; the build then raises the error and discards the
+engine.
 
-TensorRT does not check a batch. It reads the buffer at the returned address (`IInt8Calibrator::getBatch` of
-NvInfer.h) as float32, unless the network's input is a 32- or 64-bit integer or a bool (Polygraphy,
-backend/trt/calibrator.py of release/10.16, `set_input_metadata`; issue 4196 of NVIDIA/TensorRT).
-The network's types can differ from the model's: TensorRT 8 has no 64-bit integers (onnx-tensorrt 8.5-GA,
-onnx2trt_utils.cpp, `convertDtype`).
+TensorRT does not check a batch's type. It reads the buffer at the returned address
+(`IInt8Calibrator::getBatch` of NvInfer.h) as float32, unless the network's input is a 32- or 64-bit integer
+or a bool (Polygraphy, backend/trt/calibrator.py of release/10.16, `set_input_metadata`; issue 4196 of
+NVIDIA/TensorRT). The network's types can differ from the model's: TensorRT 8 has no 64-bit integers
+(onnx-tensorrt 8.5-GA, onnx2trt_utils.cpp, `convertDtype`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrat
 class Feeder:
     """Copies calibration batches to the device, one at a time, when TensorRT's calibrator requests them.
 
-    TensorRT calibrates at the shapes of `first`, which `batches` includes. `inputs` is set after parsing.
-    `raised` is the first error, after which the engine is unusable. `cache` holds the scales that TensorRT
-    computes. `before_each_step` may raise, for instance a deferred Ctrl-C.
+    TensorRT calibrates at the shapes of `first`, which is also the first of `batches`. `inputs` is set after
+    parsing. `raised` is the first error, after which the engine is unusable. `cache` holds the scales that
+    TensorRT computes. `before_each_step` may raise, for instance a deferred Ctrl-C.
     """
 
     first: Batch
@@ -59,7 +59,7 @@ class Feeder:
     kind: str = "entropy"
     inputs: Mapping[str, CalibrationInput] = field(default_factory=dict)
     raised: BaseException | None = None
-    fed: int = 0
+    batches_fed: int = 0
     cache: bytes = field(default=b"", repr=False)
     before_each_step: Callable[[], None] = field(default=lambda: None, repr=False)
 
@@ -71,8 +71,8 @@ class Feeder:
             if batch is None:
                 return None
             addresses = [int(self.device.copy(name, self.inputs[name].take(batch))) for name in names]
-            self.fed += 1
-            self.progress("calibrate by TensorRT", self.fed)
+            self.batches_fed += 1
+            self.progress("calibrate by TensorRT", self.batches_fed)
             return addresses
         except BaseException as error:  # Ctrl-C too: it must not cross TensorRT's C++
             self.raised = error
@@ -80,14 +80,13 @@ class Feeder:
 
 
 class DeviceBuffers:
-    """Buffers on the GPU, one per input, in the device's primary context."""
+    """Buffers on the GPU, one per input."""
 
     def __init__(self, device: int = 0) -> None:
         self._context = PrimaryContext(device, "calibration")
         self._buffers: dict[str, DeviceBuffer] = {}
 
     def copy(self, name: str, array: Any) -> int:
-        """Copy an array to the buffer of an input and return its address."""
         with self._context.active("copying a batch"):
             buffer = self._buffers.setdefault(name, DeviceBuffer(self._context.cuda))
             address = buffer.reserve(array.nbytes)
@@ -96,7 +95,6 @@ class DeviceBuffers:
             return address
 
     def close(self) -> None:
-        """Free every buffer, even if freeing another one fails."""
         with ExitStack() as stack:
             stack.enter_context(self._context.active("freeing"))
             while self._buffers:
@@ -113,14 +111,14 @@ def make_calibrator(adapter: Adapter, feeder: Feeder) -> Any:
             base.__init__(self)
 
         def get_batch_size(self) -> int:
-            # For implicit-batch networks; explicit-batch networks use the profile's shape.
+            # TensorRT uses it only for implicit-batch networks; others use the profile's shape.
             return 1
 
         def get_batch(self, names: list[str]) -> list[int] | None:
             return feeder.next(names)
 
         def read_calibration_cache(self) -> bytes | None:
-            """Return the cache of an earlier calibration in this build; TensorRT ignores other headers."""
+            """Return the cache of an earlier calibration in this build; TensorRT checks its header."""
             return feeder.cache or None
 
         def write_calibration_cache(self, cache: Any) -> None:
@@ -135,14 +133,14 @@ _NUMPY = {
     "INT64": "int64",
     "BOOL": "bool",
 }
-"""Type of a network's input to the type of the samples that TensorRT reads. INT8 is absent: "auto
+"""Maps the type of a network's input to the type in which TensorRT reads samples. INT8 is absent: "auto
 calibration does not support this case" (trtexec 8.6, samples/common/sampleEngines.cpp)."""
 
 
 @dataclass(frozen=True)
 class CalibrationInput:
-    """A network input as TensorRT calibrates it: in one dtype, at the first sample's shape, [batch, ...].
-    `values` are those of the first sample if the input holds a shape, else None."""
+    """A network input as TensorRT calibrates it: in one dtype, at the first batch's shape. `values` are the
+    first batch's values if the input holds a shape, else None."""
 
     name: str
     dtype: np.dtype[Any]
@@ -150,7 +148,7 @@ class CalibrationInput:
     values: tuple[int, ...] | None = None
 
     def take(self, batch: Batch) -> NDArray[Any]:
-        """Return a batch's array, contiguous and in TensorRT's type; raise DataError if it does not fit."""
+        """Return a batch's array, contiguous and in TensorRT's type; raise DataError if that fails."""
         array = np.asarray(batch.feeds[self.name])
         values = None if self.values is None else tuple(int(value) for value in array.reshape(-1))
         converted = convert(array, self.dtype)
@@ -170,7 +168,7 @@ class CalibrationInput:
         raise DataError(problem, hint=hint, tensor=self.name, sample=batch.where)
 
     def as_range(self) -> InputRange:
-        """Return the shape, or the value, of a calibration profile (Polygraphy: backend/trt/profile.py)."""
+        """Return the only shape, or values, of a calibration profile (Polygraphy: backend/trt/profile.py)."""
         extents = self.shape if self.values is None else self.values
         return InputRange(self.name, extents, extents, extents, of_values=self.values is not None)
 
@@ -209,13 +207,13 @@ def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str
     return inputs
 
 
-_LEAST = 127 * 2.0**-149  # amax with float32's smallest scale: smaller scales underflow to zero
+_LEAST = 127 * 2.0**-149  # amax (largest magnitude) of float32's smallest scale; smaller scales become zero
 _SHOWN = 3
 
 
 Scales = Feeder | Mapping[str, float] | None
-"""Source of a float graph's scales: a `Feeder` of batches, or tensor name to amax, > 0, from a ranges file;
-None if the graph has the scales."""
+"""Source of scales: a `Feeder` of batches, or a map from tensor names to amax (> 0) from a ranges file; None
+if the graph has the scales."""
 
 
 @contextmanager
@@ -235,10 +233,10 @@ def scales_for_build(adapter: Adapter, request: BuildRequest) -> Iterator[Scales
         ranges = load_ranges(spec.ranges)
         ranges.require_model(model, weightless.digest())
         method = parse_method(spec.method) if spec.method else None
-        # A tensor that was always zero is exact at any scale; TensorRT accepts an amax of 1.
+        # A tensor that was always zero is exact at any scale; its amax becomes 1, which TensorRT accepts.
         yield {name: max(ranges.amax(name, method) or 1.0, _LEAST) for name in sorted(ranges.names())}
         return
-    assert spec.data is not None, "the spec requires one of them"
+    assert spec.data is not None, "the spec requires `ranges` or `data`"
     batches = iter(Data(spec.data, weightless.io.inputs, batch_size=1))
     first = next(batches)  # never empty: missing samples raise an error
     device = DeviceBuffers(spec.tensorrt.device)

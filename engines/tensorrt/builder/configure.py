@@ -1,14 +1,14 @@
 """Apply options to TensorRT's builder configuration, and reject options that TensorRT refuses.
 
-Optimization profiles (the permitted shapes of dynamic inputs) are checked before the build starts. The
-timing cache stores TensorRT's kernel timings per device and version for later builds. Concurrent builds may
-share a file: a build reads it at the start and, at the end, merges its timings into it under a lock.
+Optimization profiles (the permitted shapes of dynamic inputs) are checked before the build starts. The timing
+cache stores TensorRT's kernel timings per device and version for later builds. Concurrent builds may share a
+file: a build reads the file at the start and, at the end, merges its timings into the file under a lock.
 
-If TensorRT rejects a cache, a warning reports it, and kernels are timed again: TensorRT 8.5 without cuDNN
-cannot read the caches that it wrote (KataGo issue 739). It creates an empty cache from these bytes, which
-`set_timing_cache` may accept. Therefore TensorRT's log decides first: neither trtexec 8.5
-(samples/common/sampleEngines.cpp, `networkToSerializedEngine`) nor Polygraphy (backend/trt/config.py) checks
-the return value.
+If TensorRT rejects a cache, a warning reports this, and kernels are timed again. For instance, TensorRT 8.5
+without cuDNN cannot read the caches that it wrote (KataGo issue 739). It creates an empty cache from their
+bytes, which `set_timing_cache` may accept. Therefore TensorRT's log is checked before the return value, which
+trtexec 8.5 (samples/common/sampleEngines.cpp, `networkToSerializedEngine`) and Polygraphy
+(backend/trt/config.py) ignore.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
 
 
 def build_routes(config: Any) -> dict[str, str]:
-    """Return the options permitted in `build_route`, each with its values; {} before 11.1. Source: JSON, as
-    in NvInfer.h of 11.1:11402 (getAllBuildRoutes); empty in TensorRT-RTX 1.7.1."""
+    """Return the options permitted in `build_route`, mapped to their values, from TensorRT's JSON (NvInfer.h
+    of 11.1:11402, getAllBuildRoutes); {} before TensorRT 11.1 and in TensorRT-RTX 1.7.1."""
     text = getattr(config, "all_build_routes", "")
     options = json.loads(text)["tuner_options"] if text else []
     return {str(option["option"]): str(option["allowed_values"]) for option in options}
@@ -118,14 +118,14 @@ def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRan
 
 
 def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
-    """Set a calibration profile with only the data's shapes; TensorRT calibrates at its OPT shape."""
+    """Set a calibration profile with only the data's shapes; TensorRT calibrates at its OPT shapes."""
     if not config.set_calibration_profile(_profile(builder, ranges)):
         raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_describe, ranges))})")
 
 
 def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
-    """Return a profile with these ranges. Its setters raise RuntimeError if C++ returns false (pyCore.cpp),
-    and TypeError for values that `Dims` cannot hold."""
+    """Return a profile. Its setters raise RuntimeError if C++ returns false
+    (pyCore.cpp), and TypeError for values that `Dims` cannot hold."""
     profile = builder.create_optimization_profile()
     for item in ranges:
         set_range = profile.set_shape_input if item.of_values else profile.set_shape
@@ -156,8 +156,9 @@ def make_profiles(
 ) -> list[list[InputRange]]:
     """Return the ranges of all dynamic inputs, for each profile; [] if no input is dynamic.
 
-    A profile of the spec is a text `NAME:MIN..OPT..MAX`, with commas between inputs. Without one, the spec's
-    shapes form one profile. Ranges of `shape_tensors` are ranges of values. `notes` come from the file.
+    The spec's `profiles` are texts `NAME:MIN..OPT..MAX`, with commas between inputs. Without `profiles`, the
+    spec's `min_shapes`, `opt_shapes` and `max_shapes` form one profile. An input in `shape_tensors` holds a
+    shape, and its range is a range of values. `notes` come from the ONNX file.
     """
     texts, notes, kinds = spec.tensorrt.profiles, notes or {}, ("min", "opt", "max")
     if texts and (spec.min_shapes or spec.opt_shapes or spec.max_shapes):
@@ -188,7 +189,6 @@ def make_profiles(
 
 
 def _parse(text: str, option: str) -> dict[str, Shapes]:
-    """Return the shapes of a profile, by kind and input."""
     shapes: dict[str, dict[str, tuple[int, ...]]] = {"min": {}, "opt": {}, "max": {}}
     for part in re.split(r",(?=[^,\[\]]*:)", text):
         name, colon, shapes_text = part.strip().rpartition(":")
@@ -251,10 +251,11 @@ def _input_range(
 ) -> InputRange:
     """Return the range of a dynamic input.
 
-    A missing shape follows from the others: min from opt, opt from max or min, max from opt. Without any
-    shape, axes in `named` get their ranges from other inputs. A batch axis, in any position with a name of
-    `batches`, gets 1, 8 and 16. Other axes get the limits of `note`: opt is the example's extent, max the
-    limit or twice that extent. If the note has extents of data, opt is their median, and max covers them.
+    Missing shapes are copied: MIN from OPT, OPT from MAX or MIN, MAX from OPT. If the spec gives the input no
+    shape, axes in `named` get the ranges of these axes in other inputs. A batch axis (the first, or with a
+    name in `batches`) gets 1, 8 and 16. Other axes get a range from `note`: OPT is the example's extent,
+    MAX is the axis's limit or twice that extent. If the note has extents of data, OPT is their median, and
+    MAX covers them.
     """
     low, opt, high = (by_kind[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
@@ -292,7 +293,6 @@ def _input_range(
 
 
 def _range_from_note(tensor: TensorInfo, note: InputNote, batches: Collection[str]) -> InputRange:
-    """Return the default range of an input from the model file's note about it."""
     shapes: list[tuple[int, int, int]] = []
     for axis, extent in enumerate(tensor.shape):
         limits, example, largest = note.axes.get(axis, AxisRange()), note.example[axis], 0
@@ -304,18 +304,19 @@ def _range_from_note(tensor: TensorInfo, note: InputNote, batches: Collection[st
             continue
         is_batch = (axis == 0 or extent in batches) and example <= _DEFAULT_MAX
         sizes = (_DEFAULT_OPT, max(_DEFAULT_MAX, largest)) if is_batch else (example, largest or 2 * example)
-        opt, high = (limits.nearest(size) for size in sizes)
+        opt, high = (limits.round_up(size) for size in sizes)
         if axis and not is_batch and limits.maximum is not None:
-            high = limits.nearest(limits.maximum)
-        shapes.append((limits.nearest(1), opt, high))
+            high = limits.round_up(limits.maximum)
+        shapes.append((limits.round_up(1), opt, high))
     low, opts, highs = zip(*shapes, strict=True)
     return InputRange(tensor.name, low, opts, highs)
 
 
 @dataclass(frozen=True)
 class CacheFile:
-    """A file of kernel timings. An unreadable file is replaced if it `is_ours`, named by device and version.
-    A file that the user named may belong to another device and is not changed."""
+    """A file of kernel timings. `is_ours` means that qcompile chose the file's name, by device and version,
+    and replaces an unreadable file. An unreadable file that the user named may belong to another device, and
+    is not changed."""
 
     path: Path
     is_ours: bool
@@ -325,7 +326,6 @@ class CacheFile:
 
 
 def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | None:
-    """Return the timing cache of this device and version; None if the build uses no cache."""
     if choice == OFF or (choice == AUTO and not adapter.keeps_timing_caches):
         return None
     if not adapter.keeps_timing_caches:
@@ -340,7 +340,7 @@ def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | No
 
 
 def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Load the timing cache into a build; return a warning if TensorRT rejects it."""
+    """Load the timing cache into a build; return a warning if the cache cannot be used."""
     if file is None:
         return ()
     try:
@@ -357,13 +357,13 @@ def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
 
 
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Write the timings of a build, merged with those of concurrent builds; return a warning on failure. A
-    failure does not affect the engine, which is already on disk."""
+    """Write a build's timings, merged with the file's; return a warning on failure. The engine, already on
+    disk, is not affected."""
     if file is None:
         return ()
     try:
         refusal = _merge_into_file(config, log, file)
-    except Exception as error:  # of the disk or of a binding
+    except Exception as error:  # from the disk or from TensorRT's binding
         why = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
         refusal = why or type(error).__name__
     return (f"{file}: kernel timings are not saved: {refusal}",) if refusal else ()
@@ -375,10 +375,10 @@ def _merge_into_file(config: Any, log: Log, file: CacheFile) -> str:
         return "TensorRT has no timing cache of this build"
     file.path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(file.path.with_name(f"{file.path.name}.lock")) as lock:
-        with contextlib.suppress(ImportError):  # not POSIX: the rename alone prevents a partial file
+        with contextlib.suppress(ImportError):  # not POSIX: only the rename prevents a partial file
             import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another build holds it only while it writes a file
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another build holds the lock only while it writes the file
         stored = _read_cache(file.path)
         if stored:
             with listening(log) as cache_log:
@@ -396,7 +396,6 @@ def _merge_into_file(config: Any, log: Log, file: CacheFile) -> str:
 
 
 def _set_cache(config: Any, log: Log, content: bytes) -> str:
-    """Create a timing cache from `content` and set it; return TensorRT's refusal, "" if it accepts."""
     with listening(log) as cache_log:
         cache = config.create_timing_cache(content)
         accepted = cache is not None and config.set_timing_cache(cache, False)
@@ -404,7 +403,6 @@ def _set_cache(config: Any, log: Log, content: bytes) -> str:
 
 
 def _cache_message(log: Log) -> str:
-    """Return TensorRT's first message about a cache, errors before warnings; "" without any."""
     messages = [*log.errors, *(text for text in log.warnings if "cache" in text.lower())]
     return plain(messages[0]) if messages else ""
 

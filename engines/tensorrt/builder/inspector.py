@@ -1,29 +1,31 @@
-"""Read an engine's layers from TensorRT's inspector, in the format of any version.
+"""Read an engine's layers from TensorRT's inspector, in any version's format.
 
-An answer may be empty (issues 4438 and 2583: an engine of several profiles), truncated, or contain control
-characters (issue 2779). At another verbosity, layers are names only. Unreadable parts count as unknown and
-are never an error, because the engine is already built.
+The inspector's answer may be empty (NVIDIA/TensorRT issues 4438 and 2583: an engine of several profiles),
+truncated, or contain control characters (issue 2779). At a verbosity other than "detailed", layers are only
+names. Unreadable parts count as unknown and are never an error, because the engine is already built.
 
 | | 8.2 to 10 | 11 |
 |---|---|---|
 | inputs and outputs | "Bindings": names | "I/O Tensors": objects |
-| a tensor's type | "Format/Datatype": a sentence, or a word in a block | "Format" and "Datatype" |
+| a tensor's type | "Format/Datatype": a sentence, or in fused blocks a word | "Format" and "Datatype" |
 
-(migration guide 11.0, "Migrating IEngineInspector Usage"; trex/activations.py for the sentences and words.)
+(migration guide 11.0, "Migrating IEngineInspector Usage"; trex/activations.py for the sentences and words.
+TREX is NVIDIA's engine explorer.)
 
-The name and the metadata of an engine's layer list the network's layers:
+An engine layer's name and metadata list the network layers in it:
 
     Conv_5 + Add_6 + Relu_7                        layers in one kernel (TREX, resnet fp16, 8.4)
     conv1.weight + QuantizeLinear_7 + Conv_9       with the fused constants and Q/DQ (TREX, resnet qat)
     Conv_48 + PWN(Clip_52)                         pointwise layers, sometimes nested (TREX, mobilenet_v2 qat)
-    conv_a || conv_b                               side by side on one input
-    Conv_0 + Relu_1 [profile 1]                    of a profile after the first (TREX, trex/parser.py)
-    {ForeignNode[first...last]}                    a block: two of its layers (issue 4397)
+    conv_a || conv_b                               layers side by side on one input
+    Conv_0 + Relu_1 [profile 1]                    layers of the second profile (TREX, trex/parser.py)
+    {ForeignNode[first...last]}                    a fused block: its first and last layer (issue 4397)
     /a/MatMul+/b/MatMul_myl0_44                    a kernel of a block; dots are underscores (issue 4397)
 
 From 8.6 on `Metadata` lists the ONNX nodes, `[ONNX Layer: NAME | PROPERTY ...]`, adjacent or separated by a
 control character (onnx-tensorrt, 10.0-GA importerUtils.cpp `processMetadata`; issue 2779). If a node becomes
-several layers, their metadata has its name; the layers' names get numeric suffixes (`generateUniqueName`).
+several layers, each one's metadata has the node's name; the layers' names get numeric suffixes
+(`generateUniqueName`).
 """
 
 from __future__ import annotations
@@ -50,14 +52,15 @@ _PRECISIONS = {
     "bf16|bfloat": "bf16", "half|fp16|float16": "fp16", "double|fp64|float64": "fp64", "float|fp32": "fp32",
     "int32": "int32", "int64": "int64", "bool": "bool",
 }  # fmt: skip
-"""Precision by the pattern of its name; answers contain "Row major linear FP16 format" or "Half"."""
+"""Maps patterns to precisions; type names in answers are "Row major linear FP16 format" or "Half"."""
 
 _TYPE_KEYS = ("Format/Datatype", "Datatype", "DataType", "Data Type")
 _WEIGHT_KEYS = ("Weights", "ConvWeights")
-"""The second is the key in "ConvActPool", a convolution followed by pooling (TREX, resnet-qat-residual)."""
+"""The second is the key in "ConvActPool" layers: convolution and pooling (TREX, resnet-qat-residual)."""
 
 _MOVE_ONLY = ("Reformat", "NoOp", "Shape", "Constant", "signal", "wait", "TrainStation")
-"""The last three wait for other streams, or for data-dependent sizes (trex/parser.py, TREX v0.1.8)."""
+"""Kinds of layers that do not compute. The last three wait for other streams, or for data-dependent sizes
+(trex/parser.py, TREX v0.1.8)."""
 
 _BLOCKS = ("myelin", "kgen", "fusion")
 _PRODUCT = re.compile("conv|gemm|matrix|matmul|fullyconnected", re.IGNORECASE)
@@ -65,7 +68,8 @@ _PRODUCT = re.compile("conv|gemm|matrix|matmul|fullyconnected", re.IGNORECASE)
 
 _TYPE = r"(?:tf32|bf16|f16|f32|f64|i8|u8|i32|e4m3|e5m2|e2m1)"
 _OPERANDS = re.compile(rf"_{_TYPE}{_TYPE}_({_TYPE}){_TYPE}_{_TYPE}(?:_|$)")
-"""Types in a kernel's name: input, output, operand, sum, scale; `_i8f16_i8i32_f32_` is for INT8 (TREX)."""
+"""Types in a kernel's name, in this order: input, output, operand, sum, scale. The operands of
+`_i8f16_i8i32_f32_` are INT8 (TREX)."""
 _OF_OPERANDS = {
     "i8": "int8", "e4m3": "fp8", "e5m2": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32", "tf32": "fp32",
 }  # fmt: skip
@@ -80,14 +84,14 @@ _NODE = re.compile(r"\[ONNX Layer: (.*?)(?: \| [^\x1e\x1f]*?)?\](?=\[ONNX Layer:
 
 @dataclass(frozen=True)
 class Members:
-    """The network layers and ONNX nodes in an engine layer; names in `kernels` have underscores for dots."""
+    """The network layers and ONNX nodes in an engine layer; `kernels` have underscores in place of dots."""
 
     layers: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
 
     def has(self, layer: str, node: str = "") -> bool:
-        """Return whether a network layer, or its ONNX node, is among them."""
+        """Return whether the engine layer contains a network layer, or its ONNX node."""
         is_named = layer in self.layers or layer in self.nodes or layer.replace(".", "_") in self.kernels
         return is_named or (bool(node) and node in self.nodes)
 
@@ -98,7 +102,7 @@ class EngineLayer:
 
     `kind` is TensorRT's, for instance "CaskConvolution"; `tactic` is the kernel's name. `precision` is the
     type of the first input, the weights or the kernel's operands: the first that is reported, else
-    "unreported". Blocks are always "unreported": their input and output types can differ from those inside.
+    "unreported". Fused blocks are always "unreported": their inner types can differ.
     """
 
     name: str
@@ -109,14 +113,14 @@ class EngineLayer:
 
     @property
     def is_block(self) -> bool:
-        """Return whether this is a fused block of TensorRT's second compiler, with unknown types inside. A
-        kernel in a block that shows its operands is not a block: "gemm", or "fusion" with such a tactic."""
+        """Return whether this is a fused block of Myelin (TensorRT's second compiler), with unknown types
+        inside. A block's kernel is no block if its kind is "gemm" or its tactic names operand types."""
         fused = self.kind.lower() in _BLOCKS and not _OPERANDS.search(self.tactic)
         return fused or "{ForeignNode[" in self.name
 
     @property
     def multiplies(self) -> bool:
-        """Return whether this is a convolution or a matrix product, fused with other layers or not."""
+        """Return whether this is a convolution or matrix product, possibly fused."""
         return bool(_PRODUCT.search(self.kind)) or bool(_OPERANDS.search(self.tactic))
 
 
@@ -124,8 +128,8 @@ class EngineLayer:
 class Inspection:
     """The inspector's report about an engine in one profile.
 
-    `layers` are those that compute; `moving` counts layers that only copy, reformat, wait or hold constants;
-    `count` counts all. `problem` explains missing information. `memory_bytes` is for one execution context.
+    `layers` compute; `moving` counts layers that only copy, reformat, wait or hold constants; `count` counts
+    all layers. `problem` explains missing information. `memory_bytes` is for one execution context.
     """
 
     layers: Sequence[EngineLayer] = ()
@@ -156,8 +160,9 @@ def read_layers(answer: object, profile: int = 0) -> Inspection:
     """Return the layers of a profile from an answer of the inspector.
 
     `answer` is the text of `get_engine_information`, or a list of decoded answers of `get_layer_information`.
-    Before 10 it lists the layers of every profile, those of the first without a number (trex/parser.py); from
-    10 on it lists them once for all profiles (Polygraphy, backend/trt/util.py `str_from_engine`).
+    Before TensorRT 10 an answer lists the layers of every profile, and only the names of the first profile's
+    layers lack a profile number (trex/parser.py). From 10 on it lists the layers once for all profiles
+    (Polygraphy, backend/trt/util.py `str_from_engine`).
     """
     value, problem = (answer, "") if isinstance(answer, list) else decode_answer(answer)
     if problem:
@@ -196,7 +201,6 @@ def decode_answer(answer: object) -> tuple[Any, str]:
 
 
 def _layer(entry: dict[str, Any]) -> EngineLayer:
-    """Return a layer with the type of its first input or, if unreported, of its weights or operands."""
     name, kind, tactic = _name(entry), _text(entry, "LayerType"), _text(entry, "TacticName")
     layer = EngineLayer(name, kind, UNREPORTED, tactic, parse_members(name, _text(entry, "Metadata")))
     if layer.is_block:
@@ -213,7 +217,7 @@ def _layer(entry: dict[str, Any]) -> EngineLayer:
 
 
 def parse_precision(type_name: object) -> str:
-    """Return the precision for a version's name of a type; UNREPORTED for "N/A due to dynamic shapes"."""
+    """Return the precision of a type's name; UNREPORTED for "N/A due to dynamic shapes"."""
     text = type_name.lower() if isinstance(type_name, str) else ""
     return next((name for pattern, name in _PRECISIONS.items() if re.search(pattern, text)), UNREPORTED)
 
@@ -228,7 +232,6 @@ def _text(entry: dict[str, Any], key: str) -> str:
 
 
 def parse_members(name: str, metadata: str = "") -> Members:
-    """Return the network layers and ONNX nodes in an engine layer's name and metadata."""
     nodes = frozenset(_NODE.findall(metadata))
     plain = _PROFILE.sub("", name)
     kernel = _KERNEL.sub("", plain)
@@ -241,7 +244,7 @@ def parse_members(name: str, metadata: str = "") -> Members:
 
 
 def node_in_metadata(layer: Any) -> str:
-    """Return the first ONNX node in a network layer's metadata; "" without metadata (8.5)."""
+    """Return the first ONNX node in a network layer's metadata; "" in TensorRT 8.5."""
     match = _NODE.search(getattr(layer, "metadata", ""))
     return match.group(1) if match else ""
 
@@ -256,9 +259,9 @@ def inspect_plan(
 ) -> list[Inspection]:
     """Deserialize a plan on this machine's GPU and inspect it in each profile, at the profile's OPT shapes.
 
-    Types depend on shapes: without a context that has shapes, TensorRT reports "N/A due to dynamic shapes".
-    8.5.3.1 does so even with shapes if a profile is a range (an H200, 2026-11-28); then the weights and the
-    kernel's name show the types.
+    Reported types depend on shapes: without a context that has shapes, TensorRT reports "N/A due to dynamic
+    shapes". TensorRT 8.5.3.1 does so even with shapes if a profile permits several (an H200, 2026-11-28);
+    then the weights and the kernel's name show the types.
     """
     try:
         opened = open_plan(adapter, plan, needs, subject="the engine just built")
@@ -284,7 +287,7 @@ def inspect_plan(
         report = replace(report, problem=problem, memory_bytes=memory, weights_bytes=weights, count=count)
         inspections.append(report)
         del shape_values
-    del inspector  # before the engine: in 8.5 it holds no reference to it (python/src/infer/pyCore.cpp)
+    del inspector  # before the engine: in TensorRT 8.5 the inspector does not hold the engine (pyCore.cpp)
     return inspections
 
 
@@ -319,7 +322,7 @@ def _inspect_profile(adapter: Adapter, inspector: Any, engine: Any, profile: int
     single = read_layers([answer for answer, problem in answers if not problem], profile)
     if not single.layers and not single.moving:
         return Inspection(problem=whole.problem or ("" if not count else "it names no layer"))
-    problem = f"of {unreadable} of {count} layers there is no answer" if unreadable else single.problem
+    problem = f"{unreadable} of {count} layers have no answer" if unreadable else single.problem
     return Inspection(single.layers, single.moving, problem)
 
 

@@ -1,8 +1,8 @@
 """Parse an ONNX file into TensorRT's network, and compare the precision of its layers with the request.
 
-In a strongly typed network the tensor types are binding: the parsed network shows, without a GPU, which types
-will run. In a weakly typed network TensorRT chooses them, so the built engine is inspected in each profile
-(`inspector`).
+In a strongly typed network the tensor types are binding, so the parsed network shows, without a GPU, which
+types will run. In a weakly typed network TensorRT chooses the types, so the built engine is inspected in each
+profile (`inspector`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def parse(
 ) -> Any:
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
 
-    `shown` is the file's name in messages. `portable` is for version- or hardware-compatible engines: they
-    exclude 8.6's plugin for InstanceNormalization (NvOnnxParser.h of 8.6-GA, kNATIVE_INSTANCENORM; trtexec
-    sets it).
+    `shown` is the file's name in messages. With `portable`, the engine is for other versions or
+    hardware, too, and must not contain TensorRT 8.6's plugin for InstanceNormalization (NvOnnxParser.h of
+    8.6-GA, kNATIVE_INSTANCENORM; trtexec sets this flag).
     """
     parser = adapter.module.OnnxParser(network, log.logger)
     if portable and hasattr(adapter.module, "OnnxParserFlag"):
@@ -81,9 +81,9 @@ def force_layer_precisions(
     """Force layers of a weakly typed network to the requested precisions.
 
     Layers that compute integers, booleans or shapes are not changed, as in trtexec
-    (samples/common/sampleEngines.cpp of release/8.5, setLayerPrecisions). Returns a warning about missing
-    layers: the parser folds constants, and their nodes have no layer. Raises InvalidOption if the user gave
-    the name of a missing layer instead of a pattern.
+    (samples/common/sampleEngines.cpp of release/8.5, setLayerPrecisions). Returns a warning about nodes
+    without a layer, because the parser folds constants. Raises InvalidOption if no node has a layer, or if
+    the user gave the exact name of a node without a layer.
     """
     spec, layers = request.spec, request.layers
     if not layers:
@@ -105,10 +105,10 @@ def force_layer_precisions(
 
 
 def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]]:
-    """Return, by ONNX node, the layers that the parser created for it.
+    """Return the layers that the parser created for each ONNX node, by the node's name.
 
-    The first layer has the node's name, later ones a numeric suffix (ImporterContext::registerLayer). From
-    8.6 on, each layer's metadata names its node ("[ONNX Layer: NAME]").
+    The first layer has the node's name; later layers add a numeric suffix (ImporterContext::registerLayer).
+    From 8.6 on, each layer's metadata names its node ("[ONNX Layer: NAME]").
     """
     by_node: dict[str, list[Any]] = {}
     for layer in map(network.get_layer, range(network.num_layers)):
@@ -121,7 +121,6 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
 
 
 def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
-    """Force a layer with floating-point outputs that are not shapes; do not change other layers."""
     kind, option = _TYPES[precision], f"`layers` {layer.name}={precision}"
     outputs = [*map(layer.get_output, range(layer.num_outputs))]
     first = [layer.get_input(0)] if layer.num_inputs else []
@@ -140,15 +139,14 @@ def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
 
 
 def can_mark_unfused_tensors(adapter: Adapter) -> bool:
-    """Return whether this TensorRT can show tensors without preventing their fusion."""
     return hasattr(adapter.module.INetworkDefinition, "mark_unfused_tensors_as_debug_tensors")
 
 
 def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | None) -> None:
-    """Mark the tensors that an engine can show while it runs: by name, or for None all unfused tensors.
+    """Mark the tensors that an engine can show while it runs: those in `names`; None means all unfused ones.
 
     `markDebug` prevents a tensor's fusion. `markUnfusedTensorsAsDebugTensors` (10.12 and newer) does not: it
-    shows the tensors that are not fused, under the inspector's names (NvInfer.h, release/10.16).
+    shows only tensors that are not fused, under the inspector's names (NvInfer.h, release/10.16).
     """
     if names is None:
         if not can_mark_unfused_tensors(adapter) or not network.mark_unfused_tensors_as_debug_tensors():
@@ -174,7 +172,7 @@ _NAMES = {
 @dataclass(frozen=True)
 class ComputeLayer:
     """A network layer that does arithmetic: the parser's name, the kind ("CONVOLUTION", "DECONVOLUTION" or
-    "MATRIX_MULTIPLY"), the precision of the operands, and the ONNX node ("" without metadata, 8.5)."""
+    "MATRIX_MULTIPLY"), the precision of the operands, and the ONNX node ("" in TensorRT 8.5)."""
 
     name: str
     kind: str
@@ -185,9 +183,9 @@ class ComputeLayer:
 def compute_layers(network: Any) -> list[ComputeLayer]:
     """Return the layers that do arithmetic, with their precision in the network.
 
-    A layer computes in INT8, FP8, NVFP4 or MXFP8 if each operand comes from a DEQUANTIZE layer, through
-    layers that only move data and, for NVFP4, a CAST (as Model-Optimizer writes it). "int4" means that only
-    the weights have 4 bits. All other layers compute in the type of their first operand.
+    A layer computes in INT8, FP8, NVFP4 or MXFP8 if each operand comes from a DEQUANTIZE layer. Only layers
+    that move data and, for NVFP4, a CAST (as Model-Optimizer writes it) may be in between. "int4" means that
+    only the weights have 4 bits. All other layers compute in the type of their first operand.
     """
     producers = {tensor.name: layer for tensor, layer in layer_outputs(network) if tensor is not None}
     return [
@@ -198,7 +196,6 @@ def compute_layers(network: Any) -> list[ComputeLayer]:
 
 
 def by_precision(layers: Sequence[ComputeLayer]) -> dict[str, dict[str, int]]:
-    """Return the number of layers by precision and kind."""
     precisions: dict[str, Counter[str]] = {}
     for layer in layers:
         precisions.setdefault(layer.precision, Counter())[layer.kind] += 1
@@ -216,10 +213,10 @@ def _precision(layer: Any, producers: dict[str, Any]) -> str:
 
 
 def _quantized_type(tensor: Any, producers: dict[str, Any]) -> str:
-    """Return the type from which a tensor is dequantized, for MXFP8 the type of its scales; else "".
+    """Return the type from which a tensor is dequantized (for MXFP8, of the scales); "" if not dequantized.
 
-    TensorRT 8 quantizes only to INT8, and reports FLOAT until the build: "x_QuantizeLinear_Output ->
-    (-1, 16, 16, 16)[FLOAT]" (its parser's log at 8.5.3.1 on an H200, 2026-11-28).
+    TensorRT 8 quantizes only to INT8, and reports quantized tensors as FLOAT until the build:
+    "x_QuantizeLinear_Output -> (-1, 16, 16, 16)[FLOAT]" (its parser's log at 8.5.3.1 on an H200, 2026-11-28).
     """
     layer, cast = producers.get(tensor.name), False
     while layer is not None and (kind := member_name(layer.type)) in (*_MOVES, "CAST"):
@@ -237,8 +234,8 @@ def _quantized_type(tensor: Any, producers: dict[str, Any]) -> str:
 
 @dataclass
 class Verdict:
-    """Network layers by result: `reached` a precision in the engine; `fell_back`, to the precision that the
-    inspector reports; `unreported`, to the reason."""
+    """Names of network layers. `reached` have the planned precision in the engine. `fell_back` maps layers
+    with another precision to that precision; `unreported` maps the others to a reason."""
 
     reached: list[str] = field(default_factory=list)
     fell_back: dict[str, str] = field(default_factory=dict)
@@ -246,8 +243,7 @@ class Verdict:
 
 
 def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence[Inspection]) -> Verdict:
-    """Compare the layers that should compute in a precision with the inspected engine. A layer has reached
-    the precision if all profiles that report it agree."""
+    """A planned layer has reached the precision if all profiles that report the layer's precision agree."""
     verdict = Verdict()
     problem = next((inspection.problem for inspection in inspections if inspection.problem), "")
     has_blocks = any(item.is_block for inspection in inspections for item in inspection.layers)
@@ -256,13 +252,13 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
         precisions = {item.precision for item in matches} - {UNREPORTED}
         if not precisions:
             if any(item.is_block for item in matches):
-                reason = "inside a fused block, of which TensorRT tells no precision"
+                reason = "inside a fused block: TensorRT reports no precision"
             elif matches:
-                reason = "TensorRT tells no type of it"
+                reason = "TensorRT reports no type"
             elif problem:
                 reason = f"TensorRT's inspector: {problem}"
             elif has_blocks:
-                reason = "inside a fused block, which names its ends alone"
+                reason = "inside a fused block, which names only its first and last layer"
             else:
                 reason = "the engine does not name it"
             verdict.unreported[layer.name] = reason
@@ -274,21 +270,21 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
 
 
 def _engine_layers(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[EngineLayer]:
-    """Return the engine layers that multiply for a network layer. Its name can also be on a kernel that adds
-    its bias (from 10 on), or on its block."""
+    """Return the engine layers that multiply for a network layer, else fused blocks with the layer's name,
+    else all with this name. A kernel that only adds the layer's bias can have the name, too (from 10 on)."""
     matching = [item for item in layers if item.members.has(layer.name, layer.node)]
     products = [item for item in matching if item.multiplies and not item.is_block]
     return products or [item for item in matching if item.is_block] or matching
 
 
-_BY_WEIGHTS_ALONE = "int4"
-"""These layers multiply floats: the engine reports the floats' type."""
+_ONLY_WEIGHTS = "int4"
+"""Layers of this precision multiply floats, and the engine reports the floats' type."""
 _FLOATS = ("fp32", "fp16", "bf16")
 _INSPECTOR_NAMES = {"nvfp4": "fp4", "mxfp8": "fp8"}
-"""Possible names of block formats in the inspector: the types of their values in NvInferRuntimeBase.h."""
-_BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
-_REQUESTED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it fuses"
-_NOT_INSPECTED = "no GPU is here to ask the engine"
+"""Maps block formats to possible names in the inspector: the types of values in NvInferRuntimeBase.h."""
+_BINDING = "no other type is permitted: the network's types are binding, or no builder flag permits another"
+_REQUESTED = "requested by Q/DQ or flags; TensorRT reports no types inside fused layers"
+_NOT_INSPECTED = "this machine has no GPU to inspect the engine"
 
 
 def verify_precision(
@@ -301,8 +297,8 @@ def verify_precision(
 ) -> tuple[PlannedLayers, int, int, dict[str, object]]:
     """Compare the request with the network and, if a GPU is present, with the engine in each profile.
 
-    Returns the planned layers by name; how many layers should compute in the precision; how many do,
-    according to the engine or, without an inspection, to strong types; and the proof for the manifest.
+    Returns the planned layers, how many layers should compute in the precision, how many do (by the
+    inspection or else the network's types), and these results for the manifest.
     """
     precision = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
@@ -315,13 +311,13 @@ def verify_precision(
     ]
     planned_names = tuple(dict.fromkeys(layer.name for layer in planned))
     nodes = () if chooses else weighted_nodes(request.onnx.model).get(in_graph, ())
-    # The parser may rename layers: if it has as many in the precision as the graph, no node is lost.
+    # The parser may rename layers: a node is missing only if the network has fewer layers in the precision.
     states = {layer.name: f"in TensorRT's network it is {layer.precision}" for layer in layers}
     absent = [node.name for node in nodes if node.name not in planned_names]
     absent.sort(key=lambda name: name not in states)
     missing = max(len(nodes) - len(planned), 0)
     missing_nodes = {name: states.get(name, "not in TensorRT's network") for name in absent[:missing]}
-    if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
+    if (not inspections and not chooses) or precision == _ONLY_WEIGHTS:
         verdict = Verdict(reached=[layer.name for layer in planned])
     elif not inspections:
         verdict = Verdict(unreported=dict.fromkeys(planned_names, _NOT_INSPECTED))
@@ -351,5 +347,5 @@ def _reason(name: str, kind: str, precision: str, weak: bool) -> str:
         forced = f"`layers` '{name}={precision}' forces it"
         return f"{kind}: it had no {precision} kernel or timed it slower; {forced}"
     if precision in _FLOATS:
-        return f"{kind}: the inspector tells it, although the network's type is {precision}"
+        return f"{kind}: the inspector reports it, although the network's type is {precision}"
     return f"{kind}: TensorRT did not fuse its Q/DQ into a {precision} kernel"

@@ -27,8 +27,8 @@ _SAME_MODEL = "the model must be the one the engine was built from, with other w
 def refit_plan(
     adapter: Adapter, engine_file: Path, graph: Path, output: Path, *, source: str, progress: Progress
 ) -> Artifact:
-    """Give an engine the weights of a graph with the same structure, and write it with its manifest. The
-    graph must already be quantized or converted, as for a build. `output` may be the engine itself."""
+    """Give an engine the weights of a graph with the same structure, and write the engine with its manifest.
+    The graph must already be quantized or converted, as for a build. `output` may be the engine's file."""
     artifact = load_artifact(engine_file)
     built_on: Any = artifact.manifest.options.get("device") or 0
     device = int(built_on) if find_gpu(int(built_on)) is not None else 0
@@ -49,7 +49,7 @@ def refit_plan(
         raise ModelError(problem, hint=hint, file=source)
     with current_device(device, str(engine_file)):
         progress("load the engine")
-        needs = replace(needs_of(artifact.manifest), weights_on_gpu="")  # nothing runs here
+        needs = replace(needs_of(artifact.manifest), weights_on_gpu="")  # the engine does not run here
         opened = open_plan(adapter, engine_file.read_bytes(), needs, subject=str(engine_file))
         if not opened.engine.refittable:
             problem = f"{engine_file}: takes no new weights"
@@ -57,7 +57,7 @@ def refit_plan(
         progress("refit")
         _refit(adapter, opened, parsed, source)
         if hasattr(adapter.module, "SerializationFlag"):
-            # Include all weights: from 10 on, the plan of a stripped engine would omit them again.
+            # Include all weights: from TensorRT 10 on, the plan of a stripped engine would omit them again.
             config = opened.engine.create_serialization_config()
             config.clear_flag(adapter.module.SerializationFlag.EXCLUDE_WEIGHTS)
             plan = opened.engine.serialize_with_config(config)
@@ -89,7 +89,7 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Graph, source: str) -> Non
             reasons = "; ".join(errors[:_SHOWN]) or opened.said()
             raise BuildError(f"{source}: {adapter.name} refuses its weights: {reasons}", hint=_SAME_MODEL)
     else:
-        # Before 10 no parser can refit; weights are set by the initializers' names.
+        # Before TensorRT 10 no parser can refit, so weights are set by the initializers' names.
         weights = {tensor.name: tensor_values(tensor) for tensor in graph.load().graph.initializer}
         settable_names = [name for name in refitter.get_all_weights() if name in weights]
         unknown = [name for name in settable_names if not refitter.set_named_weights(name, weights[name])]
@@ -116,7 +116,7 @@ def weights_digest(graph: Graph) -> str:
 
 
 def _signature(io: ModelIO) -> list[tuple[str, str, list[int]]]:
-    """Return inputs and outputs without the names of dynamic axes, which may differ."""
+    """Return inputs and outputs with -1 for dynamic axes, because names of axes may differ."""
     return [
         (tensor.name, tensor.dtype, [-1 if isinstance(dim, str) else dim for dim in tensor.shape])
         for tensor in (*io.inputs, *io.outputs)

@@ -1,8 +1,8 @@
 """Explain refusals of TensorRT's ONNX parser: the node at fault, the parser's message, and a hint.
 
-The hints depend on the parser's message and the operator. The messages of 8.5 and 10.1 come from
+The hints depend on the operator and the parser's message. The messages of TensorRT 8.5 and 10.1 come from
 builtin_op_importers.cpp, onnxOpImporters.cpp, importerUtils.cpp and ModelImporter.cpp of onnx/onnx-tensorrt,
-8.5-GA and 10.1-GA; current ones come from TensorRT-RTX 1.7.1. An unrecognized message gets a general hint.
+8.5-GA and 10.1-GA; newer messages come from TensorRT-RTX 1.7.1. Other messages get a general hint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..adapter import Adapter
 from ..log import plain
 
 _NAMESPACE = "namespace"
-"""Key of PyTorch's exporter in a node's metadata: the path of the node's module."""
+"""Key under which PyTorch's exporter stores the path of a node's module in the node's metadata."""
 
 _QUANTIZED = "it must be quantized for tensorrt: `qcompile quantize` the float model with `target` tensorrt"
 _CHANGE = "change that in the model"
@@ -38,8 +38,8 @@ _HINTS: Sequence[tuple[str, str, str]] = (
     (r"", r"import initializer",
      "a stored tensor has a type that TensorRT lacks: cast it to float32 or int32 in the model"),
     (r"", r"convert onnx da\w+ type|unsupported onnx data type",
-     "TensorRT takes float32, float16, int32, int64 and bool, newer ones bfloat16 and uint8: declare the "
-     "input in one of these types, and cast inside of the model"),
+     "TensorRT takes float32, float16, int32, int64 and bool, and newer versions bfloat16 and uint8: declare "
+     "the input in one of these types, and cast inside of the model"),
     (r"Cast", r"unsupported data type|unsupported cast",
      "cast to float32, float16, int32 or bool in the model"),
     (r"MatMul|Gemm|Conv\w*|Einsum", r"type",
@@ -74,7 +74,7 @@ _HINTS: Sequence[tuple[str, str, str]] = (
      "simplify first, which folds constants; then make the input a constant in the model, or fix its axes "
      "in `inputs` of the export"),
 )  # fmt: skip
-"""Patterns of the operator and of the parser's message (any case), and the hint; the first match counts."""
+"""Patterns of the operator and the parser's message, and the hint; the first match counts."""
 
 _DEFAULT = "simplify first, or write the node with other operators; `target` onnxruntime has more of them"
 
@@ -102,7 +102,6 @@ def refusal(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) ->
 
 
 def hint_for(operator: str, message: str) -> str:
-    """Return the hint for a refused operator, by the parser's message."""
     for operators, pattern, hint in _HINTS:
         fits = not operators or re.fullmatch(operators, operator)
         if fits and re.search(pattern, message, re.IGNORECASE):
@@ -111,8 +110,8 @@ def hint_for(operator: str, message: str) -> str:
 
 
 def _clean_message(description: str) -> str:
-    """Return the parser's message on one line, without C++ conditions, source locations, and the CUDA errors
-    that it repeats on a machine without a GPU."""
+    """Return the parser's message on one line, without C++ conditions, source locations, and CUDA errors
+    that the parser repeats on a machine without a GPU."""
     text = " ".join(description.split())
     text = re.sub(r"\[checkMacros\.cpp::\w+::\d+\] Error Code 1: Cuda Runtime \(.*?\)\)\)?", "", text)
     text = re.sub(
@@ -128,16 +127,16 @@ def _clean_message(description: str) -> str:
 def _node(model: onnx.ModelProto, index: int, name: str) -> onnx.NodeProto | None:
     """Return the refused node: by name, in subgraphs too, or by its index."""
     nodes = model.graph.node
-    by_place = nodes[index] if 0 <= index < len(nodes) else None
-    if not name or (by_place is not None and by_place.name == name):
-        return by_place
+    by_index = nodes[index] if 0 <= index < len(nodes) else None
+    if not name or (by_index is not None and by_index.name == name):
+        return by_index
     return next(
         (node for graph in every_graph(model.graph) for node in graph.node if node.name == name), None
     )
 
 
 def _node_of_message(model: onnx.ModelProto, message: str) -> onnx.NodeProto | None:
-    """Return the node of a message without location: by an initializer, an activation or a reduction."""
+    """Return the node for a message without location: by an initializer, activation or reduction in it."""
     stored = re.search(r"import initializer: (\S+)$", message)
     value = re.search(r"unknown activation type: (\w+)", message, re.IGNORECASE)
     reduces = "reduction type" in message.lower()

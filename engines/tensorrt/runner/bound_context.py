@@ -21,8 +21,8 @@ Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 
 
 class BoundContext:
-    """An execution context that is bound to feeds, run, and bound again. The primary context must be active.
-    `binding` changes identity on every `bind`; compare it to detect that another caller has bound since."""
+    """An execution context that is bound to feeds, run, and bound again. The device's primary CUDA context
+    must be active. `binding` is a new object after every `bind`: compare it to detect later binds."""
 
     def __init__(self, loaded: LoadedEngine, stream: Stream) -> None:
         self._loaded = loaded
@@ -53,7 +53,7 @@ class BoundContext:
         for tensor in self._loaded.inputs:
             self._bind_input(tensor, values[tensor.name])
         if is_new and self._loaded.user_managed:
-            # For the bound shapes (trtexec: sampleInference.cpp of 10.16:393).
+            # Memory for the bound shapes (trtexec: sampleInference.cpp of 10.16:393).
             size = int(self._context.update_device_memory_size_for_shapes())
             self._context.set_device_memory(self._activations.reserve(size), size)
         for tensor in self._loaded.outputs:
@@ -83,7 +83,7 @@ class BoundContext:
         return time_runs(iterations, lambda: Event(self._cuda), self._stream, *phases)
 
     def layer_times(self, iterations: int, warmup: int) -> dict[str, float]:
-        """Run with TensorRT's profiler and return the median time of each layer in milliseconds."""
+        """Return the median time of each layer in milliseconds, by TensorRT's profiler."""
         self._drop_graph()  # a graph reports no times, and was captured without the profiler
         for _ in range(warmup):
             self.start()
@@ -99,8 +99,8 @@ class BoundContext:
         return dict(profiler.median_ms())
 
     def run_listened(self, listener: Any) -> None:
-        """Run once without a graph, while TensorRT passes debug tensors, unfused ones too, to a listener.
-        The caller holds the listener: bindings before 10.12 do not."""
+        """Run once without a graph, while TensorRT passes debug tensors, including unfused ones, to a
+        listener. The caller must hold the listener, because bindings before 10.12 do not."""
         self._drop_graph()
         context = self._context
         with ExitStack() as stack:
@@ -115,7 +115,7 @@ class BoundContext:
             self.synchronize()
 
     def free(self) -> None:
-        """Free buffers, graph and execution context; each is freed even if freeing another one fails."""
+        """Free everything, even if freeing one part fails."""
         self.binding = object()
         with ExitStack() as stack:
             stack.callback(self._forget)
@@ -154,7 +154,7 @@ class BoundContext:
             refusal = f"input {name!r} cannot be of shape {format_shape(shape)}"
             self._loaded.require(refusal, self._context.set_input_shape, name, shape)
         for tensor in self._loaded.inputs:
-            if tensor.on_host:  # its values change: its address must be set again after them
+            if tensor.on_host:  # the address must be set again after the values have changed
                 self._addresses.pop(tensor.name, None)
         self._bound = binding
         return True
@@ -231,7 +231,7 @@ class BoundContext:
             allocator.begin()
         if not self._context.execute_async_v3(self._stream.handle):
             for allocator in self._allocators.values():
-                allocator.raise_again()
+                allocator.raise_stored_error()
             raise self._failure("the engine failed")
 
     def _download(self) -> None:

@@ -1,8 +1,9 @@
 """CUDA contexts, streams, events and graphs through libcuda; contexts through PyCUDA if it is installed.
 
-PyCUDA maintains a separate stack of contexts, so with PyCUDA contexts must be made current through it. All
-functions except those of graphs need a current context. Each block makes the primary context, which PyTorch
-uses too, current, and afterwards restores the thread's previous context. No other context is created.
+PyCUDA maintains a separate stack of contexts: if it is installed, contexts must be made current through it.
+Streams, events, graphs and memory need a current context. The block of `PrimaryContext.active` makes the
+primary context, which PyTorch also uses, current, and afterwards restores the thread's previous context. No
+other context is created.
 """
 
 from __future__ import annotations
@@ -29,15 +30,14 @@ _THREAD_LOCAL = 1
 
 
 class Cuda(Libcuda):
-    """The driver functions in use here; objects free their resources when they are garbage-collected.
-    `package` is the module that retains primary contexts: the library, or `pycuda.driver`."""
+    """The driver functions that are used here; resources from `owned` are freed with their owner. `package`
+    is the module that retains primary contexts: libcuda, or `pycuda.driver`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.package = self.library
 
     def retain(self, device: int) -> Any:
-        """Return the handle of a device's primary context, retained until the process ends."""
         self.call("cuInit", 0)
         return self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", device))
 
@@ -48,11 +48,11 @@ class Cuda(Libcuda):
         self.call("cuCtxPopCurrent")
 
     def owned(self, owner: object, function: str, handle: int) -> Callable[[], object]:
-        """Return a function that frees a handle, once, in the current context. It runs when `owner` ends."""
+        """Return a function that frees a handle once, in this context; it also runs when `owner` ends."""
         context = self.call("cuCtxGetCurrent")
 
         def free() -> None:
-            with suppress(CudaError):  # an error of an earlier launch, which every later call repeats
+            with suppress(CudaError):  # every CUDA call repeats an error of an earlier kernel
                 self.call("cuCtxPushCurrent", context)
                 try:
                     self.call(function, handle)
@@ -89,8 +89,7 @@ class Cuda(Libcuda):
 
 
 class PyCuda(Cuda):
-    """The driver with contexts of `pycuda.driver`, which frees the user's arrays in the context that it
-    regards as current."""
+    """The driver with contexts of `pycuda.driver`. PyCUDA frees the user's arrays in its current context."""
 
     def __init__(self, package: Any) -> None:
         super().__init__()
@@ -115,14 +114,14 @@ class PyCuda(Cuda):
 
 
 def load_cuda() -> Cuda:
-    """Return the driver, with PyCUDA's contexts where PyCUDA can be imported.
+    """Return the driver, with PyCUDA's contexts if PyCUDA can be imported.
 
     Raises:
         CudaError: If no driver is installed.
     """
     try:
         import pycuda.driver
-    except Exception:  # ImportError, also for a library of the toolkit; OSError: no libcuda
+    except Exception:  # ImportError: no PyCUDA or no CUDA toolkit; OSError: no libcuda
         return Cuda()
     return PyCuda(pycuda.driver)
 
@@ -136,13 +135,10 @@ class Stream:
         self._cuda.synchronize(self.handle)
 
     def wait_for_event(self, event: Event) -> None:
-        """Make the stream wait for an event; the host does not wait."""
         self._cuda.call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
 
 class Event:
-    """A CUDA event that records its time."""
-
     def __init__(self, cuda: Cuda) -> None:
         self._cuda, self.handle = cuda, int(cuda.call("cuEventCreate", 0))
         cuda.owned(self, "cuEventDestroy", self.handle)
@@ -159,8 +155,8 @@ class Event:
 
 
 class CudaGraph:
-    """The work that `enqueue` puts on a stream, captured as a graph. The context must be active, the stream
-    idle, and `enqueue` must not wait for the stream."""
+    """The work that `enqueue` puts on a stream, captured as a graph. The context must be active, and the
+    stream must be idle. `enqueue` must not wait for the stream."""
 
     def __init__(self, cuda: Cuda, stream: Stream, enqueue: Callable[[], None]) -> None:
         self._cuda, self._stream = cuda, stream
@@ -180,7 +176,6 @@ class CudaGraph:
             cuda.call("cuGraphDestroy", graph)
 
     def launch(self) -> None:
-        """Replay the graph on the stream from which it was captured."""
         self._cuda.call("cuGraphLaunch", self._executable, self._stream.handle)
 
     def free(self) -> None:
@@ -199,12 +194,12 @@ def _gc_disabled() -> Iterator[None]:
 
 
 _retained: dict[tuple[Any, int], Any] = {}
-"""Package and device to the handle of the primary context, retained once until the process ends."""
+"""Maps package and device to the handle of the primary context, which is retained until the process ends."""
 
 
 class PrimaryContext:
-    """A device's primary context, which the whole process shares, PyTorch included. `subject` begins every
-    message: the file or the purpose that needs the device."""
+    """A device's primary context, which the whole process shares, PyTorch included. `subject`, the file or
+    the purpose that needs the device, begins every message."""
 
     def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
         if device < 0:
@@ -225,8 +220,8 @@ class PrimaryContext:
     def active(self, doing: str) -> Iterator[None]:
         """Make the context current in the block, and translate CUDA errors; `doing` names the operation.
 
-        The finished frames of an error and of its causes in the block lose their locals. Otherwise a stored
-        error would hold device memory and TensorRT's objects.
+        Finished frames in the tracebacks of an error and its causes lose their locals, because a stored error
+        would otherwise hold device memory and TensorRT's objects.
         """
         outer = sys.exc_info()[1]
         self.cuda.push(self._handle)
@@ -250,8 +245,9 @@ class PrimaryContext:
 
 @contextmanager
 def current_device(device: int, subject: str) -> Iterator[None]:
-    """Make a device's context current in the block: TensorRT builds on the thread's current device. Device 0
-    is CUDA's default: if it cannot be made current, as without a GPU, the block runs anyway."""
+    """Make a device's context current in the block, because TensorRT builds on the thread's current device.
+    Device 0 is CUDA's default. If it cannot be made current, for instance without a GPU, the block runs
+    anyway."""
     active: AbstractContextManager[None] = nullcontext()
     try:
         active = PrimaryContext(device, subject).active("building")

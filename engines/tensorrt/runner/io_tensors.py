@@ -1,6 +1,6 @@
-"""Inputs, outputs and optimization profiles of a deserialized engine, and the model's 64-bit integers.
+"""Inputs, outputs and optimization profiles of a deserialized engine, and conversion of 64-bit integers.
 
-TensorRT 8 narrows a model's int64 to int32. Feeds have the model's type and are narrowed if every value fits.
+TensorRT 8 narrows a model's int64 to int32. Feeds of the model's type are narrowed if every value fits.
 Outputs that are int64 in the model are widened again.
 """
 
@@ -19,7 +19,7 @@ from ....errors import DataError, ModelError
 from ....spec.tensors import ModelIO, TensorInfo, format_shape
 from ..adapter import Adapter, member_name
 
-# By name: TensorRT's nptype() uses NumPy names that NumPy 2 removed (TensorRT 8.5).
+# NumPy types by name, because nptype() of TensorRT 8.5 uses NumPy names that NumPy 2 removed.
 _NUMPY = {
     "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64",
     "BOOL": "bool", "UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn",
@@ -29,7 +29,7 @@ _INT32 = np.iinfo(np.int32)
 
 @dataclass(frozen=True)
 class IOTensor:
-    """An input or output; an extent of -1 is dynamic. Shapes depend on the values of `on_host` ones."""
+    """An input or output; an extent of -1 is dynamic. Shapes depend on the values of `on_host` inputs."""
 
     name: str
     dtype: np.dtype[Any]
@@ -39,7 +39,7 @@ class IOTensor:
 
     @property
     def info(self) -> TensorInfo:
-        """Return the tensor's `TensorInfo`; an engine has no names for dynamic axes."""
+        """Dynamic axes are "?": an engine does not name axes."""
         shape = tuple(extent if extent >= 0 else "?" for extent in self.shape)
         return TensorInfo(self.name, str(self.dtype), shape)
 
@@ -87,8 +87,8 @@ def refused_input(name: str, problem: str, hint: str = "") -> DataError:
 
 
 class WideIntegers:
-    """Converts the model's int64 inputs and outputs that the engine has as int32. `io` is the engine's, with
-    the 64-bit integers of the model according to the engine's manifest."""
+    """Converts the model's int64 inputs and outputs that the engine has as int32. `io` describes the engine's
+    inputs and outputs, with int64 for those that are int64 in the manifest."""
 
     def __init__(self, engine: ModelIO, model: ModelIO | None) -> None:
         declared = {tensor.name: tensor.dtype for tensor in (*model.inputs, *model.outputs)} if model else {}
@@ -122,12 +122,12 @@ class WideIntegers:
 
 
 DeclaredProfiles = Sequence[Mapping[str, Mapping[str, Sequence[int]]]]
-"""A manifest's profiles: for each profile, input to "min", "opt" and "max" of its shape or its values."""
+"""A manifest's profiles. Each maps inputs to "min", "opt" and "max" of their shapes or values."""
 
 
 @dataclass(frozen=True)
 class FeedShapes:
-    """Input to shape, and shape input to its elements in order; both determine the profile."""
+    """`shapes` of inputs, and `values` of shape inputs (which hold a shape); both determine the profile."""
 
     shapes: Mapping[str, tuple[int, ...]]
     values: Mapping[str, tuple[float, ...]]
@@ -139,7 +139,7 @@ class FeedShapes:
 
 @dataclass(frozen=True)
 class InputRange:
-    """Smallest, optimal and largest shape of a dynamic input, or values of an input that holds a shape."""
+    """Smallest, optimal and largest shape of a dynamic input, or values of a shape input."""
 
     name: str
     min: tuple[int, ...]
@@ -163,13 +163,13 @@ class InputRange:
 
 @dataclass(frozen=True)
 class Profile:
-    """An optimization profile: the ranges of dynamic inputs and of shape inputs."""
+    """An optimization profile: ranges of dynamic inputs and of shape inputs' values."""
 
     index: int
     ranges: tuple[InputRange, ...]
 
     def slack(self, feed_shapes: FeedShapes) -> tuple[int, int, int]:
-        """Return a sort key, lower if tighter: allowed elements, elements off the optimum, index."""
+        """Return a sort key, lower if tighter: elements at MAX, distance from OPT in elements, index."""
         shapes = [item for item in self.ranges if not item.of_values]
         allowed = sum(math.prod(item.max) for item in shapes)
         off = sum(abs(math.prod(item.opt) - math.prod(feed_shapes.shapes[item.name])) for item in shapes)
@@ -179,7 +179,7 @@ class Profile:
 def read_profiles(
     adapter: Adapter, engine: Any, inputs: Sequence[IOTensor], declared: DeclaredProfiles
 ) -> tuple[Profile, ...]:
-    """Return the optimization profiles of an engine; without dynamic inputs, one that accepts all feeds.
+    """Return the optimization profiles of an engine; without dynamic inputs, the profile accepts all feeds.
     Ranges of shape inputs come from `declared` if TensorRT does not report them (8.x)."""
     count, profiles = engine.num_optimization_profiles, []
     for index in range(count):
@@ -201,15 +201,17 @@ def read_profiles(
 
 
 def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> list[Profile]:
-    """Return the profiles that accept these shapes, the tightest first; raise DataError if none does."""
+    """Return the profiles that accept these shapes, the tightest first; raise DataError if none fits."""
     fitting = [item for item in profiles if all(extents.holds(feed_shapes) for extents in item.ranges)]
     if fitting:
         return sorted(fitting, key=lambda profile: profile.slack(feed_shapes))
     feeds = [(name, False, f"has shape {format_shape(shape)}") for name, shape in feed_shapes.shapes.items()]
-    feeds += [(name, True, f"holds {', '.join(map(str, of))}") for name, of in feed_shapes.values.items()]
+    feeds += [
+        (name, True, f"holds {', '.join(map(str, values))}") for name, values in feed_shapes.values.items()
+    ]
     for name, of_values, feed in feeds:
-        places = [item for profile in profiles for item in profile.ranges if item.name == name]
-        ranges = [item for item in places if item.of_values == of_values]
+        ranges_of_input = [item for profile in profiles for item in profile.ranges if item.name == name]
+        ranges = [item for item in ranges_of_input if item.of_values == of_values]
         if ranges and not any(item.holds(feed_shapes) for item in ranges):
             required = f"required: {' or '.join(dict.fromkeys(map(str, ranges)))}"
             problem = f"feeds: input {name!r} {feed}, outside the engine's optimization profiles; {required}"

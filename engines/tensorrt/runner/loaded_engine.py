@@ -1,7 +1,7 @@
 """A loaded engine and the means to create its execution contexts, shared by one runner or several.
 
-TensorRT-RTX compiles kernels on the machine that runs the engine. Its `IRuntimeConfig` controls this and
-stores the kernels in a runtime cache; other TensorRTs need neither.
+TensorRT-RTX compiles kernels on the machine that runs the engine. Its `IRuntimeConfig` controls compilation,
+and stores the kernels in a runtime cache. TensorRT itself needs neither.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRAPH_HINT = "leave cuda_graph off"
 
 @dataclass(frozen=True)
 class EngineUse:
-    """Options for loading an engine. `profiles` are the manifest's, with values of shape inputs.
+    """Options for loading an engine. `profiles` are the manifest's, with values of inputs that hold a shape.
     `runtime_cache` stores TensorRT-RTX's compiled kernels beside the engine. `digest` is already verified."""
 
     device: int = 0
@@ -38,12 +38,12 @@ class EngineUse:
 
 
 class LoadedEngine:
-    """A deserialized engine in the memory of its device; the last holder that releases it frees it.
+    """A deserialized engine in the memory of its device, freed when its last holder releases it.
 
     Attributes:
-        captures_itself: Whether TensorRT captures and replays (TensorRT-RTX 1.2 and newer). It can wait until
-            a shape's kernels are compiled. A capture from outside would need engines built with the flag
-            REQUIRE_USER_ALLOCATION (release notes 1.2), and would contain the kernels of that moment.
+        captures_itself: Whether TensorRT captures and replays CUDA graphs (TensorRT-RTX 1.2 and newer),
+            after a shape's kernels are compiled. A capture by the caller would need engines built with the
+            flag REQUIRE_USER_ALLOCATION (release notes 1.2), and would contain the kernels of that moment.
         user_managed: Whether the caller that binds shapes allocates the memory of execution contexts.
     """
 
@@ -88,8 +88,8 @@ class LoadedEngine:
         if self._strategy is not None:
             self._config.set_execution_context_allocation_strategy(self._strategy)
         strategies = module.DynamicShapesKernelSpecializationStrategy
-        # The default, LAZY, uses other kernels until a shape's kernels are compiled: times and last bits of
-        # an output would change between calls, and the cache would lack kernels that are not ready.
+        # The default, LAZY, uses other kernels until a shape's kernels are compiled. Times and last bits of
+        # an output would change between calls, and the cache would lack kernels that are not yet compiled.
         self._config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
         if self.captures_itself:
             strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
@@ -104,7 +104,7 @@ class LoadedEngine:
 
     @property
     def contexts_share_profiles(self) -> bool:
-        """Return whether contexts need no separate profiles: TensorRT shares them, or no shape is dynamic."""
+        """Return whether contexts may use the same profile: TensorRT permits it, or no shape is dynamic."""
         return not (self.profiles and self.profiles[0].ranges) or self.adapter.shares_profiles()
 
     @property
@@ -132,7 +132,7 @@ class LoadedEngine:
         """Call a method of an execution context; raise ModelError if TensorRT refuses.
 
         `set_optimization_profile_async` raises RuntimeError if C++ returns false. Other methods return False,
-        or raise if the binding itself refuses, as for more than 8 axes (pyCore.cpp,
+        or raise if the binding itself refuses, for instance more than 8 axes (pyCore.cpp,
         `context_set_optimization_profile_async` and `castDimsFromPyIterable`, release/8.5 to 11.1).
         """
         try:
@@ -150,7 +150,8 @@ class LoadedEngine:
         return self
 
     def release(self) -> None:
-        """Release one holder without contexts; the last one writes the runtime cache and frees the engine."""
+        """Release a holder, after its contexts are freed; the last release writes the runtime cache and frees
+        the engine."""
         with self._lock:
             self._holders -= 1
             if self._holders:
@@ -170,9 +171,9 @@ _MAGIC = b"qcompile runtime cache 1\n"
 class RuntimeCacheFile:
     """A file beside an engine with the kernels that TensorRT-RTX compiled, for later processes.
 
-    TensorRT-RTX refuses a cache of another version, GPU or driver (`IRuntimeCache.deserialize` of 1.7). It
-    cannot detect a damaged file or another engine; the header does. `note` reports the file's use to the
-    user.
+    TensorRT-RTX refuses a cache of another version, GPU or driver (`IRuntimeCache.deserialize` of 1.7). The
+    file's header detects damage and another engine, which TensorRT-RTX cannot. `note` reports the file's use
+    to the user.
     """
 
     def __init__(self, engine: Path, version: str, digest: str = "") -> None:
@@ -182,7 +183,7 @@ class RuntimeCacheFile:
         self._blob_digest = ""
 
     def load(self, cache: Any) -> None:
-        """Fill a runtime cache from the file, or leave it empty if that is unusable; set `note`."""
+        """Fill a runtime cache from the file; leave it empty if the file is unusable. Set `note`."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -214,7 +215,6 @@ class RuntimeCacheFile:
         self._blob_digest = _digest(blob)
 
     def _header(self, blob: bytes) -> bytes:
-        """Return the header, which precedes the bytes from TensorRT-RTX."""
         return _MAGIC + json.dumps({**self._about, "sha256": _digest(blob)}).encode() + b"\n"
 
 

@@ -2,10 +2,10 @@
 
 Only copies from and to page-locked memory are asynchronous. Arrays on the GPU are read through
 `__cuda_array_interface__` (PyTorch, CuPy, Numba), without a copy:
-https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html. All functions need an active context.
+https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html. All functions need a CUDA context.
 
-Exceptions of a profiler, output allocator or debug listener must not cross TensorRT's C++: its bindings print
-and drop them (python/src/infer/pyCore.cpp). The first one is stored, and raised after TensorRT returns.
+TensorRT's bindings print and drop exceptions of callbacks (python/src/infer/pyCore.cpp). Output allocators
+and debug listeners therefore store their first exception, and the caller raises it after TensorRT returns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DeviceBuffer:
         self.address = self.size_bytes = 0
 
     def reserve(self, size_bytes: int) -> int:
-        """Return the address of at least `size_bytes`, and at least one byte: TensorRT rejects null."""
+        """Return the address of at least `size_bytes`, at least one byte, because TensorRT rejects null."""
         if self._release is None or size_bytes > self.size_bytes:
             self.free()
             address, size_bytes = int(self._cuda.call("cuMemAlloc", max(size_bytes, 1))), max(size_bytes, 1)
@@ -61,7 +61,7 @@ class HostBuffer:
     """A page-locked allocation on the host, replaced by a larger one if it is too small.
 
     The memory is freed with the last array that views it, so an array never views freed memory. Code that
-    calls CUDA must not hold these arrays in local variables, because the frames of an error would hold them.
+    calls CUDA must not hold these arrays in local variables, because an error's frames would hold them, too.
     """
 
     def __init__(self, cuda: Cuda) -> None:
@@ -73,7 +73,7 @@ class HostBuffer:
         """Return an array of this shape and dtype in the buffer; earlier arrays share its memory."""
         size_bytes = math.prod(shape) * dtype.itemsize
         if self._bytes is None or size_bytes > self._bytes.nbytes:
-            self._bytes = None  # before the new one is allocated, not after
+            self._bytes = None  # releases the old memory before the new memory is allocated
             self._bytes = self._cuda.pagelocked_empty(max(size_bytes, 1))
         self._used_bytes = size_bytes
         array: NDArray[Any] = self._bytes[:size_bytes].view(dtype).reshape(shape)
@@ -102,7 +102,7 @@ class DeviceInput:
     """An array on the device; `dtype` and `shape` permit the same checks as for a NumPy array.
 
     `owner` must live while the memory is used. The event `written` marks the end of the producer's writing;
-    None if it has already ended.
+    None if the writing has already ended.
     """
 
     address: int
@@ -119,8 +119,8 @@ class DeviceInput:
 def read_device_input(name: str, value: Any, context: PrimaryContext) -> DeviceInput:
     """Return the location of a feed on the device, and the event after which its producer has written it.
 
-    Version 3 of the protocol provides the producer's stream. PyTorch implements version 2, without the
-    stream: the host waits for the device.
+    Version 3 of `__cuda_array_interface__` provides the producer's stream. PyTorch implements version 2,
+    without the stream, so the host waits for all work of the device.
     """
     import ml_dtypes
 
@@ -188,8 +188,7 @@ class _StoredError:
     def _store(self, error: BaseException) -> None:
         self._raised = self._raised or error.with_traceback(None)  # a traceback would hold this run's frames
 
-    def raise_again(self) -> None:
-        """Raise the stored error, if any, and forget it."""
+    def raise_stored_error(self) -> None:
         raised, self._raised = self._raised, None
         if raised is not None:
             try:
@@ -202,7 +201,7 @@ def make_profiler(module: Any) -> Any:
     """Return an `IProfiler`; its `median_ms()` is the median time of each layer so far.
 
     TensorRT reports each layer after each run while the profiler is attached, which makes runs slower and
-    synchronous: the times are for comparing layers, and their sum is not a latency.
+    synchronous. The times are only for comparing layers, and their sum is not a latency.
     """
 
     class Profiler(module.IProfiler):  # type: ignore[misc]
@@ -222,8 +221,8 @@ def make_profiler(module: Any) -> Any:
 def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
     """Return an `IOutputAllocator` for an output with data-dependent shape; `shape` is None before a run.
 
-    TensorRT before 10 calls `reallocate_output`, 10 and newer `reallocate_output_async`. The memory is
-    ordinary device memory: freeing the smaller buffer waits for the device, so the stream is not needed.
+    TensorRT before 10 calls `reallocate_output`; newer versions call `reallocate_output_async`. The memory is
+    ordinary device memory. Freeing the smaller buffer waits for the device, so the stream is not needed.
     """
 
     class OutputAllocator(_StoredError, module.IOutputAllocator):  # type: ignore[misc]
@@ -260,7 +259,7 @@ def make_listener(module: Any, context: PrimaryContext, names: Collection[str]) 
 
     TensorRT calls it when a tensor is computed; the value is valid only during the call. The listener waits
     for the stream, and copies (samples/common/debugTensorWriter.cpp, release/10.16). TensorRT ignores the
-    return value (pyCore.cpp, PyDebugListener). `tensors` omits types that NumPy arrays cannot have.
+    return value (pyCore.cpp, PyDebugListener). `tensors` omits tensors of types that NumPy lacks.
     """
 
     class Listener(_StoredError, module.IDebugListener):  # type: ignore[misc]

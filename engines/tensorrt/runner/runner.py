@@ -4,7 +4,7 @@
                                   (host only)             ▲     or a CUDA graph of it
           on the device already ──────────────────────────┘
 
-It uses the device's primary context, as PyTorch does; the context is current only during these calls.
+The runner uses the device's primary context, as PyTorch does, and makes it current only during its calls.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _OWN_PROFILE = (
     "profile of its own"
 )
 MAX_GRAPHS = 4
-"""Maximum number of input shapes per stream with a CUDA graph, each with an execution context and buffers."""
+"""Maximum of CUDA graphs per stream, each with input shapes, an execution context and buffers."""
 
 
 class StreamSlot:
-    """A stream with one execution context or, with CUDA graphs, one for each of the most recent input shapes.
+    """A stream with one execution context or, with CUDA graphs, one for each recent set of input shapes.
 
-    "Use one execution context per captured graph" (NVIDIA, TensorRT best practices, CUDA graphs): changing a
-    context and then replaying its graph is undefined. TensorRT-RTX manages the graphs of one context itself.
-    Each context has the memory of its profile. If memory is short, the slot uses fewer and adds a note.
+    "Use one execution context per captured graph" (NVIDIA, TensorRT best practices, CUDA graphs): replaying a
+    graph after its context has changed is undefined. TensorRT-RTX itself manages the graphs of one context.
+    Each context has the memory of its profile. If memory is short, fewer contexts are used, with a note.
     """
 
     def __init__(self, loaded: LoadedEngine, notes: list[str]) -> None:
@@ -61,7 +61,7 @@ class StreamSlot:
             raise
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
-        """Bind the context for these shapes: a new one if the limit permits, else replacing the oldest."""
+        """Return a context bound to the values; at the limit, a new one replaces the least recently used."""
         key = feed_shapes.key if self._max_contexts > 1 else None
         while True:
             try:
@@ -92,7 +92,6 @@ class StreamSlot:
         return self._contexts[key]
 
     def free(self) -> None:
-        """Free all contexts, then the stream."""
         with ExitStack() as stack:
             stack.callback(setattr, self, "stream", None)
             while self._contexts:
@@ -118,22 +117,20 @@ class StreamSlots:
         except BaseException:
             self.free()
             raise
-        self._profiles = list(range(streams))  # of each stream, if contexts cannot share a profile
+        self._profiles = list(range(streams))  # each stream's profile, if contexts cannot share a profile
 
     def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
-        """Return the stream and the profile for inference number `turn`."""
         fitting = fitting_profiles(self._loaded.profiles, feed_shapes)
-        place = turn % len(self.all)
+        index = turn % len(self.all)
         if not self._exclusive:
-            return self.all[place], fitting[0]
+            return self.all[index], fitting[0]
         usable = [profile for profile in fitting if profile.index in self._profiles]
         if not usable:
-            self._profiles[place], usable = fitting[0].index, fitting[:1]
+            self._profiles[index], usable = fitting[0].index, fitting[:1]
         profile = usable[turn % len(usable)]
         return self.all[self._profiles.index(profile.index)], profile
 
     def free(self) -> None:
-        """Free all streams, each even if freeing another one fails."""
         with ExitStack() as stack:
             while self.all:
                 stack.callback(self.all.pop().free)
@@ -143,12 +140,12 @@ class TensorRTRunner(Runner):
     """An engine with its execution contexts, streams and buffers on one device. Not thread-safe.
 
     A feed is a NumPy array, or an array on the same device with `__cuda_array_interface__`, for instance a
-    CUDA tensor of PyTorch. A device array is used in place, after its producer's stream has written it.
+    CUDA tensor of PyTorch. A device array is used in place, after its producer has written it.
 
-    With `cuda_graph`, `execute_async_v3` is captured once for each input shape, after one ordinary run, and
-    replayed. Each stream holds the graphs of the last four shapes; inputs on the device are copied to the
-    captured addresses. TensorRT-RTX captures and replays itself. `infer_many` runs up to one inference per
-    stream at once. Fitting values of `declared` int64 inputs are narrowed if the engine has int32.
+    With `cuda_graph`, `execute_async_v3` is captured once for each set of input shapes, after one ordinary
+    run, and replayed. Each stream holds the graphs of up to four recent sets of shapes; inputs on the device
+    are copied to the captured addresses. TensorRT-RTX captures and replays itself. Inputs that are int64
+    in `declared` and int32 in the engine are narrowed if their values fit.
     """
 
     def __init__(
@@ -230,8 +227,8 @@ class TensorRTRunner(Runner):
         return outputs
 
     def prepare(self, feeds: Feeds) -> Callable[[], dict[str, NDArray[Any]]]:
-        """Bind the feeds and return the call that copies, runs and copies back. With CUDA graphs, the
-        capture happens here. The next run overwrites the returned arrays."""
+        """Bind the feeds and return a function that copies, runs and copies back. CUDA graphs are captured
+        here. The next run overwrites the returned arrays."""
 
         def bind() -> tuple[BoundContext, object]:
             self._require_open()
@@ -261,7 +258,7 @@ class TensorRTRunner(Runner):
             yield [InFlight(bound.start, bound.synchronize) for bound in contexts]
 
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
-        """Run `iterations` times and return durations from CUDA events; `GpuTimes` defines each."""
+        """Return durations from CUDA events; `GpuTimes` defines each."""
         self._require_open()
         with self._context.active("timing"):
             return self._bind(feeds).gpu_times(iterations)
@@ -276,7 +273,7 @@ class TensorRTRunner(Runner):
             return self._bind(feeds, graph=False).layer_times(iterations, _WARMUP)
 
     def debug_tensors(self, feeds: Feeds, names: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Run once, and return the outputs and those debug tensors of these names that the engine shows.
+        """Run once; return the outputs, and the debug tensors in `names` that the engine shows.
 
         The build determines which tensors an engine shows (`BuildRequest.debug_tensors`). TensorRT does not
         report whether a tensor is in row-major order.
@@ -286,7 +283,7 @@ class TensorRTRunner(Runner):
             listener = make_listener(self._adapter.module, self._context, names)
             bound = self._bind(feeds, graph=False)
             bound.run_listened(listener)
-            listener.raise_again()
+            listener.raise_stored_error()
             return {**listener.tensors, **self._on_host(bound)}
 
     def close(self) -> None:

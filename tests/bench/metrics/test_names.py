@@ -155,7 +155,7 @@ def test_the_metric_follows_from_task_labels_and_outputs(
 ) -> None:
     inputs = inputs_of(preprocessing) if preprocessing else []
     metric = read_metric("auto", inputs=inputs)
-    chosen = metric.resolved({"y": np.zeros(output, np.float32)}, Truth(labels, 4, "data"))
+    chosen = metric.resolve({"y": np.zeros(output, np.float32)}, Truth(labels, 4, "data"))
     assert chosen.name == expected
     assert chosen.note.startswith(f"{expected}: ")
     assert not metric.needs_labels
@@ -163,12 +163,12 @@ def test_the_metric_follows_from_task_labels_and_outputs(
 
 def test_another_metric_stays_itself() -> None:
     metric = read_metric("top5")
-    assert metric.resolved({"y": np.zeros((4, 3))}, Truth(CLASSES, 4, "data")) is metric
+    assert metric.resolve({"y": np.zeros((4, 3))}, Truth(CLASSES, 4, "data")) is metric
 
 
 def test_labels_of_no_known_type_are_refused() -> None:
     with pytest.raises(DataError, match="labels of type complex128; numbers or texts"):
-        read_metric("auto").resolved({"y": np.zeros((4, 3))}, Truth(CLASSES * 1j, 4, "data"))
+        read_metric("auto").resolve({"y": np.zeros((4, 3))}, Truth(CLASSES * 1j, 4, "data"))
 
 
 SAMPLES = 4
@@ -195,7 +195,7 @@ def test_a_recognizer_of_speech_has_a_word_error_rate(tmp_path: Path) -> None:
         for batch in Data(f"audio:{tmp_path}/wav", io.inputs):
             truth = Truth(batch.labels, batch.samples, batch.where)
             outputs = runner.infer(batch.feeds)
-            metric = metric.resolved(outputs, truth)
+            metric = metric.resolve(outputs, truth)
             sums = sums or ScoreSums(metric)
             scored = metric.score(outputs, outputs, truth)
             sums.add(scored, scored, truth.samples)
@@ -210,7 +210,7 @@ def test_outputs_that_are_classes_are_compared_as_classes(
     outputs = {"label": labels.reshape(shape).copy()}
     outputs["label"].flat[:1] = 7  # one is wrong, and no number's distance tells how much
     truth = Truth(labels, 4, "data")
-    metric = read_metric(AUTO).resolved(outputs, truth)
+    metric = read_metric(AUTO).resolve(outputs, truth)
     assert metric.name == "f1:micro"
     sums = ScoreSums(metric)
     sums.add(metric.score(outputs, outputs, truth), metric.score(outputs, outputs, truth), 4)
@@ -222,7 +222,5 @@ def test_rows_of_length_1_are_embeddings_and_no_scores() -> None:
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     chosen = {}
     for output in (rows, rows * 2, np.eye(4, 6, dtype=np.float32)):
-        chosen[float(output.max())] = (
-            read_metric(AUTO).resolved({"y": output}, Truth(CLASSES, 4, "data")).name
-        )
+        chosen[float(output.max())] = read_metric(AUTO).resolve({"y": output}, Truth(CLASSES, 4, "data")).name
     assert list(chosen.values()) == ["cosine", "top1", "top1"]

@@ -66,7 +66,7 @@ def test_an_engine_lies_where_triton_looks_with_its_manifest_beside_other_files(
     assert load_artifact(repository / "net/1/model.plan").manifest == load_artifact(engine).manifest
     assert packaged.versions == [1]
     assert packaged.server == f"tritonserver --model-repository={repository}"
-    assert packaged.checks[0].name == "the file is what its manifest says"
+    assert packaged.checks[0].name == "the file matches its manifest"
 
 
 def test_a_new_version_keeps_the_older_ones(tmp_path: Path, engine: Path, repository: Path) -> None:

@@ -32,9 +32,9 @@ def cured(name: str, before: onnx.ModelProto, feeds: Feeds, *, reference: bool =
     """The model after the cure, which leaves nothing to find, checked against the model before it."""
     faulty = FAULTY_GRAPHS[name]
     assert faulty.find(before)
-    assert faulty.cure is not None
+    assert faulty.rewrite is not None
     after = copy_model(before)
-    faulty.cure(after)
+    faulty.rewrite(after)
     onnx.checker.check_model(after, full_check=True)
     assert faulty.find(after) == []
     expected = ReferenceEvaluator(before).run(None, feeds) if reference else run(before, feeds)
@@ -49,7 +49,7 @@ def test_each_known_fault_has_its_finder_and_each_rewrite_its_cure() -> None:
     assert {fault.name for fault in known} == set(FAULTY_GRAPHS)
     assert len(known) == len(FAULTY_GRAPHS)
     for fault in known:
-        assert (fault.action == "rewrite") == (FAULTY_GRAPHS[fault.name].cure is not None), fault.name
+        assert (fault.action == "rewrite") == (FAULTY_GRAPHS[fault.name].rewrite is not None), fault.name
         assert fault.issues, "a fault without a report or a source is a rumour"
 
 
@@ -104,7 +104,7 @@ def test_samples_of_a_deformable_attention_are_gathered(padding: str, aligned: i
 def test_a_sample_that_cannot_be_gathered_is_left_to_be_found() -> None:
     text = LEVELS % ("reflection", 0, "zeros", 0)
     before = model(16, ATTENTION, text, "<int64[1] m = {-2}>")
-    FAULTY_GRAPHS["deformable-attention"].cure(before)  # type: ignore[misc]
+    FAULTY_GRAPHS["deformable-attention"].rewrite(before)  # type: ignore[misc]
     assert operators(before).count("GridSample") == 1
 
 

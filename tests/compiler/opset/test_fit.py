@@ -176,5 +176,5 @@ def test_each_operator_that_a_reader_lacks_has_the_way_out_of_its_cause(operator
     with pytest.raises(UnsupportedOperator, match=rf"^m\.onnx: trt has no {operator}: node 'n' of opset 20"):
         require_operators(proto, lacks_all, "trt", "m.onnx")
     with pytest.raises(UnsupportedOperator) as refused:
-        require_operators(proto, lacks_all, "trt", "m.onnx", engine("tensorrt-rtx").read_by)
+        require_operators(proto, lacks_all, "trt", "m.onnx", engine("tensorrt-rtx").versions_that_read)
     assert LACKED[operator] in refused.value.hint

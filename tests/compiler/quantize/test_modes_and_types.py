@@ -323,10 +323,10 @@ def test_a_stored_tensor_may_be_an_output_and_an_input_that_is_one_keeps_its_typ
     ("types", "message"),
     [
         ({"z": "float16"}, "named 'z': inputs are ids, x, choose; outputs are y, next, twice"),
-        ({"x": "half"}, "'half' was asked for; float16, bfloat16, float32, float64 are possible"),
-        ({"x": "int8"}, "'x' of float32: 'int8' was asked for; float16"),
-        ({"ids": "float32"}, "'ids' of int64: 'float32' was asked for; int8, uint8"),
-        ({"choose": "int8"}, "'choose' of bool: 'int8' was asked for; no other type is possible"),
+        ({"x": "half"}, "'half' was requested; float16, bfloat16, float32, float64 are possible"),
+        ({"x": "int8"}, "'x' of float32: 'int8' was requested; float16"),
+        ({"ids": "float32"}, "'ids' of int64: 'float32' was requested; int8, uint8"),
+        ({"choose": "int8"}, "'choose' of bool: 'int8' was requested; no other type is possible"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(

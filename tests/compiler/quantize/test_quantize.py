@@ -335,7 +335,7 @@ def test_a_build_for_arm_keeps_every_layer_in_int8_and_no_layout_of_this_process
     manifest = built.manifest
     assert manifest.proof["layers_by_precision"]["int8"] == {"QLinearConv": 3}  # type: ignore[index]
     assert dict(manifest.device) == {"processor": "ARM", "architecture": "aarch64", "isa": "neon"}
-    assert any("speed says nothing about ARM" in text for text in manifest.warnings)
+    assert any("speed does not apply to ARM" in text for text in manifest.warnings)
     proto = onnx.load(built.path)
     assert {node.domain for node in proto.graph.node} <= {"", "com.microsoft"}
     assert {array.dtype.name for array in stored(proto).values() if array.ndim == 4} == {"int8"}

@@ -200,7 +200,7 @@ def test_an_unknown_version_is_asked_where_it_can_be_and_else_unknown() -> None:
     [
         *[("8.9", "write sm89"), ("89", "write sm89"), ("sm_86", "write sm86")],
         *[("sm90", "RTX 40 and L4 sm89"), ("RTX 4090", "RTX 40 and L4 sm89")],
-        ("current", "`qcompile doctor` tells it"),
+        ("current", "`qcompile doctor` shows it"),
     ],
 )
 def test_a_gpu_that_cannot_be_built_for_is_refused_with_the_list_and_the_way_out(gpu: str, hint: str) -> None:

@@ -315,7 +315,7 @@ def test_warnings_that_say_nothing_of_the_model_are_not_kept(module: Any) -> Non
             f"it has no kernel for a layer: {SAYS_NO_KERNEL}; kernels were left out: cuBLASLt error 1",
             "raise `workspace`",
         ),
-        ([NO_PLUGIN, NOT_STARTED, NO_ENGINE], [], "a plugin does not get what it needs", "cuDNN"),
+        ([NO_PLUGIN, NOT_STARTED, NO_ENGINE], [], "a plugin cannot allocate its resources", "cuDNN"),
         (
             ["7: [a.cpp::b::1] Error Code 7: Internal Error (the cause)", NO_ENGINE],
             [],

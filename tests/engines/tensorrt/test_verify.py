@@ -241,7 +241,7 @@ def test_nan_or_infinity_fails_the_build(value: float, model: Path) -> None:
     [
         ({}, "the engine was not run: no GPU"),
         ({"strip_weights": True}, "stored without weights"),
-        ({"io_formats": ("x=:chw32",)}, "memory format of their own"),
+        ({"io_formats": ("x=:chw32",)}, "special memory formats"),
     ],
 )
 def test_what_cannot_be_run_leaves_a_reason(options: dict[str, Any], said: str, model: Path) -> None:

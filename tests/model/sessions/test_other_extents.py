@@ -29,14 +29,14 @@ def test_other_extents_are_of_one_axis_and_within_its_range(
 ) -> None:
     model = model_of(IMAGES)
     limits = AxisRange(minimum=step, maximum=64 // step * step, multiple=step)
-    height = limits.nearest(height)
+    height = limits.round_up(height)
     write_notes(model, {"x": InputNote(example=(1, 3, height, width), axes={2: limits})})
     x = np.random.default_rng(0).standard_normal((batch, 3, height, width)).astype(np.float32)
     shapes = []
     for feeds in at_other_extents(model, {"x": x}):
         array, changed = feeds["x"], [a for a in range(4) if feeds["x"].shape[a] != x.shape[a]]
         assert len(changed) == 1
-        assert limits.nearest(array.shape[2]) == array.shape[2]
+        assert limits.round_up(array.shape[2]) == array.shape[2]
         assert np.isin(array, x).all()
         kept = tuple(slice(0, min(a, b)) for a, b in zip(array.shape, x.shape, strict=True))
         np.testing.assert_array_equal(array[kept], x[kept])

@@ -178,7 +178,7 @@ def test_notes_come_back_as_they_were_written() -> None:
 def test_the_nearest_extent_is_one_that_the_axis_takes(low: int, more: int, step: int, extent: int) -> None:
     limits = AxisRange(low, low + more, step)
     allowed = [n for n in range(low, low + more + 1) if n % step == 0]
-    found = limits.nearest(extent)
+    found = limits.round_up(extent)
     if allowed:
         assert found in allowed
         above = [n for n in allowed if n >= extent]

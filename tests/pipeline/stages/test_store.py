@@ -203,19 +203,19 @@ def test_a_clock_that_jumps_costs_a_run_no_stage(
     assert store.run("stage", {}, work).was_done
 
 
-def test_a_kept_stage_is_taken_by_name(store: Store) -> None:
+def test_a_finished_stage_is_taken_by_name(store: Store) -> None:
     store.run("build-a", {"of": 1}, Work("one"))
-    (first,) = store.kept("build-a")
+    (first,) = store.finished_names("build-a")
     store.run("build-a", {"of": 2}, Work("two"), took={"seconds": 7.0, "peak_bytes": None})
     assert (store.output / "m.onnx").read_text() == "two"
     assert store.records("build-a")[0].seconds == 7.0
-    assert (len(store.kept("build-a")), store.kept("build")) == (2, [])
+    assert (len(store.finished_names("build-a")), store.finished_names("build")) == (2, [])
     taken = store.take(first)
     assert taken is not None
     assert (store.output / "m.onnx").read_text() == "one"
     (taken.folder / "m.onnx").write_text("changed")
     assert store.take(first) is None
-    assert first not in store.kept("build-a")
+    assert first not in store.finished_names("build-a")
 
 
 def test_a_kill_while_files_are_published_leaves_no_file_beside_anothers_manifest(

@@ -76,7 +76,7 @@ def test_rtx_builds_every_part_and_the_whole_with_debug_tensors(built: Built, tm
         pairs = engine_pairs(pair_tensors(onnx.load(built.model), graph), graph).pairs
         assert len(pairs) >= 5
         for pair in pairs:
-            part, outputs = rebuilder.part([pair.artifact])
+            part, outputs = rebuilder.build_part([pair.artifact])
             assert part.path.stat().st_size > 1000
             assert [tensor.name for tensor in part.io.outputs] == [outputs[pair.artifact]]
             made = qcompile.load_artifact(part.path).manifest
@@ -84,8 +84,8 @@ def test_rtx_builds_every_part_and_the_whole_with_debug_tensors(built: Built, tm
             assert made.options["gpus"] == ["sm86"]
         everything = [pair.artifact for pair in pairs]
         assert rebuilder.survey == "unfused"
-        assert rebuilder.whole(everything).path.stat().st_size > 1000
-        assert rebuilder.part(everything[:2])[0].path.is_file()
+        assert rebuilder.build_whole(everything).path.stat().st_size > 1000
+        assert rebuilder.build_part(everything[:2])[0].path.is_file()
         assert rebuilder.builds == len(pairs) + 2
 
 

@@ -54,7 +54,7 @@ def searched(upstream: list[int], snr_db: list[float], most: int) -> tuple[int |
         assert not set(chosen) & set(search.snr_db)
         search.record({index: snr_db[index] for index in chosen})
         rounds += 1
-    return search.bad(THRESHOLD), rounds
+    return search.first_bad(THRESHOLD), rounds
 
 
 @given(graphs(), st.data(), st.integers(1, 5))
@@ -69,7 +69,7 @@ def test_a_fault_that_reaches_the_output_is_found_wherever_it_is(
     found, rounds = searched(upstream, snr, most)
     search = Search(upstream, cap_db=CAP)
     search.record(dict(enumerate(snr)))
-    assert search.bad(THRESHOLD) == fault
+    assert search.first_bad(THRESHOLD) == fault
     assert found == fault
     assert rounds <= len(upstream)
 
@@ -103,11 +103,11 @@ def test_equal_and_infinitely_wrong_are_ratios_too() -> None:
     snr = [math.inf, math.inf, -math.inf, 20.0]
     search = Search(chain(4), cap_db=CAP)
     search.record(dict(enumerate(snr)))
-    assert search.bad(THRESHOLD) == 2
+    assert search.first_bad(THRESHOLD) == 2
     assert search.drops()[0] == 0.0
     search = Search(chain(2), cap_db=CAP)
     search.record({0: math.inf, 1: math.inf})
-    assert search.bad(THRESHOLD) is None
+    assert search.first_bad(THRESHOLD) is None
 
 
 def test_a_skipped_tensor_is_not_asked_for_again() -> None:

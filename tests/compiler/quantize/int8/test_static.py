@@ -223,7 +223,7 @@ def brute_force_fits(integers: Array, order: str) -> bool:
 def test_no_corner_of_the_activations_saturates(shape: tuple[int, ...], group: int, order: str) -> None:
     kernels = SaturatingKernels(dense=order, grouped=order)  # type: ignore[arg-type]
     limits = limits_for(shape, group, kernels)
-    _, integers = limits.fitted(normal(*shape))
+    _, integers = limits.quantize(normal(*shape))
     assert limits.fits(integers)
     assert brute_force_fits(integers, order)
 
@@ -244,7 +244,7 @@ def test_weights_of_eight_bits_are_caught_by_the_brute_force_and_by_us() -> None
 def test_the_sum_of_any_activations_is_exact(depth: int, channels: int, seed: int, size: float) -> None:
     random = np.random.default_rng(seed)
     weight = (random.standard_normal((depth, channels)) * size).astype(np.float32)
-    scales, integers = product_limits(depth).fitted(weight)
+    scales, integers = product_limits(depth).quantize(weight)
     x = random.integers(0, 256, (5, depth))
     products = x[:, :, None] * integers.astype(np.int64)  # [samples, depth, channels]
     pairs = products[:, : depth // 2 * 2].reshape(5, depth // 2, 2, channels).sum(2)
@@ -261,12 +261,18 @@ def test_the_sum_of_any_activations_is_exact(depth: int, channels: int, seed: in
 def test_gptq_stays_within_the_room_and_gains(shape: tuple[int, ...], order: str) -> None:
     limits = limits_for(shape, 1, SaturatingKernels(dense=order))  # type: ignore[arg-type]
     weight = normal(*shape)
-    scales, nearest = limits.fitted(weight)
+    scales, nearest = limits.quantize(weight)
     random, depth = np.random.default_rng(1), int(np.prod(shape[1:]))
     x = random.standard_normal((depth, 300)) + 2 * random.standard_normal((1, 300))  # inputs go together
     rows = weight.reshape(shape[0], -1)
     rounded = gptq(
-        rows, 2 * x @ x.T, bits=8, block_size=0, symmetric=True, scales=scales, room=limits.room(shape, 128)
+        rows,
+        2 * x @ x.T,
+        bits=8,
+        block_size=0,
+        symmetric=True,
+        scales=scales,
+        room=limits.step_limits(shape, 128),
     )
     integers = (rounded.codes.astype(np.int16) - 128).reshape(shape)
     assert limits.fits(integers)

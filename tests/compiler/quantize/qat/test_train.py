@@ -132,7 +132,7 @@ def test_the_file_holds_exactly_the_trained_scales(
     limits = pair_limits(conv, weight.shape, saturating_kernels(target, isa_here()))  # type: ignore[arg-type]
     scales = np.abs(weight).max((1, 2, 3)) / 127
     if limits is not None:
-        scales = np.maximum(scales, limits.least_scales(weight) * 128 / 127)  # room for rounding
+        scales = np.maximum(scales, limits.min_scales(weight) * 128 / 127)  # room for rounding
     conv = next(node for node in graph.graph.node if node.op_type == "Conv")
     behind = {node.output[0]: node for node in graph.graph.node}
     dequantize = behind[conv.input[1]]

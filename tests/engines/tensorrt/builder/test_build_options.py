@@ -174,7 +174,7 @@ def test_named_layers_obey_or_prefer_where_types_are_weak(
             {"weight_streaming": "all"}, {"allocation_strategy": "profile"}, {"tiling_level": 1},
         )],
         ("8.5.3", {"memory_pools": ("tactic-dram=1G",)}, r"tactic-dram: tensorrt 8\.5.* it has .*workspace"),
-        ("10.16", {"ignore_faults": ("cumsum",)}, "`ignore_faults` cumsum: there is no such known fault"),
+        ("10.16", {"ignore_faults": ("cumsum",)}, "`ignore_faults` cumsum: unknown fault"),
         ("11.4", {"build_route": f"{ROUTE} -dump=/tmp/x"}, "`build_route` -dump: .* has no such option of"),
         ("10.16", {"build_route": ROUTE}, r"`build_route`: tensorrt 10\.16.* has no IBuilderConfig"),
         # docs.nvidia.com, "Working with DLA" of 11.4.1: none from 10.8 to 11.3, again from 11.4 on.

@@ -75,7 +75,7 @@ def test_batches_reach_the_device_in_the_order_of_the_names_that_tensorrt_asks_f
     np.testing.assert_array_equal(device.copied["ids"], [[[0, 0]], [[1, 1]]])
     np.testing.assert_array_equal(device.copied["x"], [np.zeros((1, 3)), np.ones((1, 3))])
     assert calibrator.get_batch(["ids", "x"]) is None
-    assert (feeding.fed, feeding.raised) == (2, None)
+    assert (feeding.batches_fed, feeding.raised) == (2, None)
     assert calibrator.read_calibration_cache() is None
     calibrator.write_calibration_cache(memoryview(b"TRT-8503-EntropyCalibration2\nx: 3c010a14\n"))
     assert feeding.cache.endswith(b"x: 3c010a14\n")

@@ -118,13 +118,13 @@ def test_a_silent_inspector_leaves_layers_unreported(machine: OnMachine, tmp_pat
     assert "binding" in str(strong.proof["evidence"])
     assert any("inspector does not report every layer" in text for text in strong.warnings)
     here = silenced(machine("8.5.3"), single="")
-    with pytest.raises(IntentNotReached, match="fp16 was asked for and cannot be proven: 54 of 54 layers"):
+    with pytest.raises(IntentNotReached, match="fp16 was requested and cannot be proven: 54 of 54 layers"):
         here.build(model, "fp16", strict=True)
     weak = here.build(model, "fp16", name="weak").manifest
     assert (weak.proof["reached_in_precision"], weak.proof["unreported_share"]) == (0, 1)
     assert any("54 of 54 layers are unreported" in text for text in weak.warnings)
     plain = here.build(model, "fp32", name="plain", strict=True).manifest.proof
-    assert "no flag allows" in str(plain["evidence"])
+    assert "no builder flag permits" in str(plain["evidence"])
 
 
 def test_a_profile_that_the_context_refuses_is_said_and_no_error(machine: OnMachine, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_layers_inside_a_block_are_unreported_not_reached(machine: OnMachine, ti
     assert (strong["reached_in_precision"], strong["planned_in_precision"]) == (0, 3)
     unreported = strong["unreported"]
     assert isinstance(unreported, dict)
-    assert unreported["conv1"]["reason"] == "inside a fused block, of which TensorRT tells no precision"
+    assert unreported["conv1"]["reason"] == "inside a fused block: TensorRT reports no precision"
     assert "binding" in str(strong["evidence"])
     with pytest.raises(IntentNotReached, match="cannot be proven: 3 of 3 layers are unreported") as caught:
         machine("8.5.3", blocks=blocks).build(model, "fp16", name="weak", strict=True)

@@ -158,7 +158,7 @@ def test_what_cannot_be_built_is_refused_with_its_reason_and_leaves_nothing(
 @pytest.mark.parametrize(("precision", "kind"), [("fp16", "fp32"), ("int8", "fp32"), ("fp32", "int8")])
 def test_a_graph_is_called_what_it_is(precision: Precision, kind: Precision, graph: Graph) -> None:
     model = graph(kind, "tensorrt")
-    with pytest.raises(IntentNotReached, match=rf"{precision} was asked for; .* \(3 in {kind}\)") as caught:
+    with pytest.raises(IntentNotReached, match=rf"{precision} was requested; .* \(3 in {kind}\)") as caught:
         build(model, precision)
     assert caught.value.data["proof"]["layers_by_precision"] == {kind: LAYERS}  # type: ignore[index]
     assert nothing_built(model)

@@ -194,7 +194,7 @@ def test_a_refused_node_is_named_with_opset_and_module(opset: int, here: Machine
 @pytest.mark.parametrize(
     ("about", "said", "hint"),
     [
-        ({"out_of_memory": True}, "the GPU's memory does not suffice", "`max_shapes` or `workspace`"),
+        ({"out_of_memory": True}, "the GPU has too little memory", "`max_shapes` or `workspace`"),
         ({"needed_workspace": 1 << 40}, "no kernel fits the workspace", "raise `workspace`"),
         ({"no_kernel_for": "conv2"}, "no kernel for a layer: .*conv2", "`layers`"),
     ],

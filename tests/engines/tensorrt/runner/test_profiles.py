@@ -117,11 +117,11 @@ def test_a_real_output_allocator_grows_and_tells_the_shape(gpu: SimulatedGpu) ->
         assert allocator.shape == (2, 0, 3)
         allocator.begin()
         assert allocator.shape is None
-        allocator.raise_again()
+        allocator.raise_stored_error()
         assert allocator.reallocate_output("y", 0, 200, 512) == 0
         with pytest.raises(ModelError, match="output 'y': TensorRT asks for alignment to 512 bytes"):
-            allocator.raise_again()
-        allocator.raise_again()
+            allocator.raise_stored_error()
+        allocator.raise_stored_error()
         buffer.free()
 
 
