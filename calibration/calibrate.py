@@ -23,6 +23,7 @@ from ..core.progress import Progress, silent
 from ..data.batches import Data
 from ..data.readers import Batch
 from ..errors import CalibrationError, DataError, InvalidOption, ModelError, QCompileError
+from ..model.graph.module_names import module_names
 from ..model.graph.onnx_file import Graph
 from .ranges import Portion, Ranges
 from .ranges_file import Checkpoint, load_checkpoint, save_checkpoint
@@ -91,7 +92,9 @@ def observe(
             file=model.path,
         )
     progress("prepare the model")
-    ranges = Ranges(model.digest(), shared=taps.shared, skipped=taps.skipped)
+    names = module_names(model.model)
+    modules = {name: names[name] for name in taps.names if name in names}
+    ranges = Ranges(model.digest(), shared=taps.shared, skipped=taps.skipped, modules=modules)
     identity = data.digest() + (f"[:{data.limit}]" if data.limit else "")
     key: dict[str, object] = {
         "model": ranges.model,

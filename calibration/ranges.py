@@ -78,6 +78,7 @@ class Ranges:
         shared: Tensor name to the observed tensors that together determine its range.
         skipped: Tensor name to the reason why it was not observed.
         fixed: Tensor name to amax, read from TensorRT's cache, which has no histograms.
+        modules: Tensor name to the module of PyTorch that computes it.
     """
 
     model: str
@@ -87,6 +88,7 @@ class Ranges:
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, float] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:

@@ -54,6 +54,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         empty=sorted(set(ranges.histograms) - set(observed)),
         shared=dict(sorted(ranges.shared.items())),
         skipped=dict(sorted(ranges.skipped.items())),
+        modules=dict(sorted(ranges.modules.items())),
     )
     path.write_bytes(_file_content(msgspec.to_builtins(header), observed))
 
@@ -133,6 +134,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
         empty: Tensors without values.
         shared: Tensor to the observed tensors that together determine its range.
         skipped: Tensor to the reason why it was not observed.
+        modules: Observed tensor to the module of PyTorch that computes it.
         checksum: "sha256:..." of header and counts.
     """
 
@@ -146,6 +148,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     empty: Sequence[str]
     shared: dict[str, Sequence[str]]
     skipped: dict[str, str]
+    modules: dict[str, str] = {}
     checksum: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -171,6 +174,7 @@ def _decode_ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ran
     return Ranges(
         header.model, header.data, method, histograms,
         {name: tuple(sources) for name, sources in header.shared.items()}, header.skipped,
+        modules=header.modules,
     )  # fmt: skip
 
 

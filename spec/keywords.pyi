@@ -492,7 +492,7 @@ class ReportKeywords(TypedDict, total=False):
     max_latency_ms: float | None
     """Largest median latency of a recommended artifact, in ms."""
     layers: Sequence[str | Path]
-    """Layer comparison of `diff --layers`."""
+    """Layer comparison of `diff --layers`; default: layers*.json beside RESULTS."""
     ranges: str | Path | None
     """Ranges file; the report draws the histograms with the largest errors."""
     recipe: str | Path | None

@@ -25,7 +25,11 @@ class InspectCommand(InspectSpec):
 
 
 class ReportSpec(Budget):
-    layers: Annotated[tuple[Path, ...], "Layer comparison of `diff --layers`.", option("FILE")] = ()
+    layers: Annotated[
+        tuple[Path, ...],
+        "Layer comparison of `diff --layers`; default: layers*.json beside RESULTS.",
+        option("FILE"),
+    ] = ()
     ranges: Annotated[File, "Ranges file; the report draws the histograms with the largest errors."] = None
     recipe: Annotated[File, "Recipe to show if RESULTS has none."] = None
 

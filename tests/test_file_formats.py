@@ -14,6 +14,7 @@ import pytest
 from json_schemas import RESULTS, schemas
 from jsonschema import Draft202012Validator
 from safetensors import safe_open
+from torch import nn
 from written_models import text_model
 
 import qcompile
@@ -74,6 +75,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     qcompile.run(base / "recipe.toml")
     layer_diff(str(model), str(base / "out/int8.onnx"), threads=1).save(base / "out/layers.json")
     return base / "out"
+
+
+def test_layers_and_ranges_name_the_modules_of_an_exported_model(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    model = qcompile.export(module, tmp_path / "m.onnx", inputs=["x:[batch,3,8,8]"])
+    ranges = qcompile.calibrate(model.path, tmp_path / "x.npz", tmp_path / "m.ranges")
+    assert {"0 → Relu", "2"} <= {*load_ranges(ranges.path).modules.values()}
+    int8 = qcompile.quantize(model.path, tmp_path / "q.onnx", ranges=ranges.path, target="onnxruntime")
+    diff = layer_diff(str(model.path), str(int8.path), threads=1, data=str(tmp_path / "x.npz"))
+    diff.save(tmp_path / "layers.json")
+    assert {"0 → Relu", "2"} <= {layer.module for layer in load_layers(tmp_path / "layers.json").layers}
 
 
 def content(path: Path) -> Any:

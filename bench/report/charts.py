@@ -128,7 +128,7 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
     label = f"accuracy drop, {unit} (up is better)" if by_drop else "size, MB (up is smaller)"
     names = ", ".join(s.name for s in shown if s in best)
     grid = svg.axes(x, y, ("median latency of a call, ms", label))
-    label = f"Trade-off of accuracy, latency and size; beaten by none: {names}"
+    label = f"Trade-off of accuracy, latency and size; Pareto front: {names}"
     return _plane(grid + "".join(marks), 336, label)
 
 
@@ -285,22 +285,46 @@ def precision_chart(subjects: Sequence[ReportedArtifact]) -> str:
 
 def errors_chart(diff: LayerDiff) -> str:
     """Draw the signal-to-noise ratio of the worst tensors; empty without tensors."""
-    worst = [(layer, number(layer.snr_db)) for layer in diff.layers[:WORST_TENSORS]]
-    ratios = [snr for _, snr in worst if snr is not None] or [1.0]
-    scale = Scale(min(0.0, *ratios) * 1.05, max(*ratios, 1.0) * 1.05)
     bad = diff.first_bad.tensor if diff.first_bad else None
-    rows: list[Row] = []
-    for layer, snr in worst:
+    rows = []
+    for layer in diff.layers[:WORST_TENSORS]:
         error, largest = figure(number(layer.max_abs_error)), figure(number(layer.max_abs))
         tip = f"{layer.tensor} ({layer.operator}): largest error {error} of {largest}"
+        words = f" · {layer.operator or DASH}"
+        is_bad = layer.tensor == bad
+        rows.append((layer.module or layer.tensor, number(layer.snr_db), words, tip, is_bad))
+    first = f"first diverging tensor: {bad}" if bad else "no tensor diverges"
+    return _ratios(rows, first)
+
+
+def rounding_chart(ranges: Ranges, summaries: Sequence[TensorSummary]) -> str:
+    """Draw the signal-to-noise ratio that rounding to INT8 leaves each tensor, the worst first."""
+    rows = [
+        (
+            ranges.modules.get(s.tensor, s.tensor),
+            number(s.snr_db),
+            f" · {s.clipped:.2%} clipped",
+            s.tensor,
+            False,
+        )
+        for s in summaries[:WORST_TENSORS]
+    ]
+    return _ratios(rows, "rounding alone")
+
+
+def _ratios(layers: Sequence[tuple[str, float | None, str, str, bool]], words: str) -> str:
+    """Draw a bar for the name, ratio, note, tooltip and mark "first diverging" of each layer."""
+    ratios = [snr for _, snr, *_ in layers if snr is not None] or [1.0]
+    scale = Scale(min(0.0, *ratios) * 1.05, max(*ratios, 1.0) * 1.05)
+    rows: list[Row] = []
+    for name, snr, note, tip, is_bad in layers:
         start, end = sorted((scale.at(0.0), scale.at(scale.high if snr is None else snr)))
-        colour, opacity = "bad" if layer.tensor == bad else "float", 0.85 if snr is not None else 0.2
-        first = "first bad · " if layer.tensor == bad else ""
-        value = f"{first}{'equal' if snr is None else f'{figure(snr)} dB'} · {layer.operator or DASH}"
-        track = svg.bar(start, end - start, colour, opacity=opacity, tip=tip)
-        rows.append(("", layer.tensor, value, track))
-    first = f"the first that diverges is {bad}" if bad else "none diverges"
-    label = f"Signal-to-noise ratio of {counted(len(worst), 'tensor')}, the worst first; {first}"
+        colour, opacity = "bad" if is_bad else "float", 0.85 if snr is not None else 0.2
+        value = (
+            f"{'first diverging · ' if is_bad else ''}{'equal' if snr is None else f'{figure(snr)} dB'}{note}"
+        )
+        rows.append(("", name, value, svg.bar(start, end - start, colour, opacity=opacity, tip=tip)))
+    label = f"Signal-to-noise ratio of {counted(len(rows), 'tensor')}, the worst first; {words}"
     return _rows(rows, scale, "signal-to-noise ratio, dB (longer is better)", label)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ...core.figures import counted, value_text
@@ -18,7 +20,7 @@ from ...spec.measure import Budget
 from ...version import __version__
 from ..results.environment import machine_text
 from . import sections as parts
-from .source import FAMILIES, ReportedArtifact, ReportSource, Section, read_source
+from .source import FAMILIES, ReportedArtifact, ReportSource, Section, compared_layers, read_source
 from .summary import summarize
 from .svg import FAMILY_MARKS
 
@@ -60,6 +62,8 @@ def write_report(
     source = read_source(
         Path(results_path), layers=shown.layers, ranges=shown.ranges, recipe=shown.recipe, budget=shown
     )
+    if not shown.layers:
+        source = replace(source, layers=compared_layers(source, Path(results_path).parent))
     write_text(path, render(source, name=Path(results_path).name))
     return path
 
@@ -68,17 +72,21 @@ def render(source: ReportSource, *, name: str) -> str:
     """Return the page; `name` is the file name of the results."""
     summary = summarize(source)
     all_sections = sections(source, summary.recommended)
+    script = _file_text("sort.js")
     used_families = {subject.family for subject in source.subjects}
     return template("page.html").render(
         summary=summary,
         sections=[section for section in all_sections if not section.missing],
         left_out=[section for section in all_sections if section.missing],
         families={family: text for family, text in FAMILIES.items() if family in used_families},
+        about=_about(source),
         facts=_facts(source),
         results=name,
         created=str(source.results.created),
         version=__version__,
-        style=style(),
+        style=_file_text("style.css"),
+        script=script,
+        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
     )
 
 
@@ -99,9 +107,9 @@ def sections(source: ReportSource, recommended: ReportedArtifact | None) -> list
         "layers": ("Errors of the layers", parts.layers_section(source)),
         "calibration": ("Calibration", parts.calibration_section(source)),
         "history": ("History", parts.history_section(source)),
-        "failures": ("Not measured, and warnings", parts.failures_section(source)),
+        "failures": ("Failures and warnings", parts.failures_section(source)),
         "environment": ("Environment", parts.environment_section(source)),
-        "reproduce": ("To repeat it", parts.reproduce_section(source)),
+        "reproduce": ("Reproduction", parts.reproduce_section(source)),
     }
     return [replace(section, name=name, title=title) for name, (title, section) in titled_sections.items()]
 
@@ -129,8 +137,22 @@ def _prose(text: object) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def style() -> str:
-    return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+def _file_text(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _about(source: ReportSource) -> list[str]:
+    """Return the model, the data and the number of samples; a path keeps its last folder."""
+    settings = source.results.settings
+    models = {_short_path(s.row.artifact): None for s in source.subjects if s.is_baseline and s.row.artifact}
+    data = str(settings.get("evaluation") or settings.get("data") or "random input")
+    samples = max((s.row.accuracy.samples or 0 for s in source.measured if s.row.accuracy), default=0)
+    names = [*models] if len(models) < 3 else [f"{len(models)} models"]
+    return [*names, _short_path(data), f"{samples:,} samples"] if samples else [*names, _short_path(data)]
+
+
+def _short_path(text: str) -> str:
+    return value_text("/".join(PurePath(text).parts[-2:]))
 
 
 def _facts(source: ReportSource) -> list[str]:

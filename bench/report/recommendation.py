@@ -81,7 +81,7 @@ def _without_artifact(source: ReportSource, headline: str, caveats: Sequence[str
     subjects = [s for s in source.measured if not s.is_baseline and s.name not in (BASELINE, ORIGINAL)]
     fast = [subject for subject in subjects if subject.verdict == "faster"]
     best = min(fast, key=_largest_drop, default=None) or max(subjects, key=_gain, default=None)
-    reasons = {s.name: why_not(s, source.budget) or "not surely faster" for s in subjects}
+    reasons = {s.name: why_not(s, source.budget) or "not significantly faster" for s in subjects}
     text = headline.rstrip(".")
     if best is not None:
         speed = " ".join(speedup_text(best.speedup)) if best.speedup else figure(best.latency_ms) + " ms"
@@ -129,9 +129,9 @@ def _why_not_this(subject: ReportedArtifact, recommended: ReportedArtifact, budg
     ratio = compare_speed(recommended, subject)
     if ratio is None:
         return "not compared with it"
-    # `summarize` takes the fastest eligible artifact: a faster `subject` was not surely faster than the
-    # baseline.
-    reasons = {"faster": "slower", "no difference": "no faster", "slower": "not surely faster"}
+    # `summarize` takes the fastest eligible artifact: a faster `subject` was not significantly faster than
+    # the baseline.
+    reasons = {"faster": "slower", "no difference": "no faster", "slower": "not significantly faster"}
     return reasons[ratio.verdict]
 
 

@@ -64,7 +64,7 @@ def speed_section(source: ReportSource) -> Section:
     mark = mean if most > 1 else "median of one launch's rounds"
     note = (
         f"The mark is the {mark}, the bar its {shown}. "
-        f"A difference counts if all of the bar is {SMALLEST_DIFFERENCE:.0%} or more beyond the line."
+        f"A verdict requires the whole bar {SMALLEST_DIFFERENCE:.0%} or more beyond the line."
     )
     drawn = Figure(chart, f"Speed-up against {base}", note)
     return Section(charts=[drawn], precisions=True)
@@ -75,15 +75,15 @@ def latency_section(source: ReportSource) -> Section:
     if not chart:
         return Section(missing="the results hold no quantiles of the calls")
     note = (
-        "Shape: how often a call took so long, from the 1st to the 99th percentile. "
-        "Thick bar: the middle half of the calls. Ring: the median."
+        "Shape: density of the latencies from the 1st to the 99th percentile. "
+        "Thick bar: 25th to 75th percentile. Ring: median."
     )
     charts = [Figure(chart, "Latency of every timed call", note)]
     if calls := drawing.calls_chart(source.measured):
-        note = "A rising line: calls get slower during the run, as on a processor that throttles."
+        note = "A rising line shows that calls become slower, for example because the processor throttles."
         charts.append(Figure(calls, "Call after call", note))
     if memory := drawing.gpu_memory_chart(source.measured):
-        note = "A rising line: the process takes more memory from round to round."
+        note = "A rising line shows that the process takes more memory in each round."
         charts.append(Figure(memory, "Memory on the GPU, round after round", note))
     by_gpu = [
         row_of(s, *map(figure, astuple(s.row.gpu_latency))) for s in source.measured if s.row.gpu_latency
@@ -98,8 +98,8 @@ def tradeoff_section(source: ReportSource) -> Section:
     if not chart:
         return Section(missing="at least two artifacts with a latency and an accuracy or a size are needed")
     note = (
-        "Area is the file's size; a small ring has no file of its own. Strong: beaten by no other in all "
-        "three. The dashed line joins the best in latency and the vertical axis."
+        "The area is the file's size; a small ring has no file. Strong colour: no other artifact is better "
+        "in latency, drop and size at once. The dashed line joins the best in both axes."
     )
     if not drawing.drops_differ(source.measured):
         note = f"No accuracy differs, or none was measured: size against latency. {note}"
@@ -155,8 +155,8 @@ def sweep_section(source: ReportSource, key: Curve) -> Section:
     columns = ("artifact", word, "median, ms", "p99, ms", "samples/s")
     table = ReportTable(f"Throughput and latency by {word}.", columns, rows, folded=True)
     note = (
-        f"A point per {word}, growing along each line; small figures label the highest line. "
-        "Up is more throughput, left is a quicker answer."
+        f"One point per {word}; small figures label the highest line. "
+        "Higher is more throughput, further left is a shorter latency."
     )
     return Section(charts=[Figure(chart, f"By {word}", note)], tables=[table], signs=shown)
 
@@ -190,9 +190,9 @@ def history_section(source: ReportSource) -> Section:
     runs: list[Mapping[str, Any]] = [*earlier, this_run]
     chart = drawing.history_chart(runs, source.measured)
     if not chart:
-        return Section(missing="the file holds one run; measuring again into the same file keeps its history")
+        return Section(missing="the file holds one run; a further run into the same file adds to the history")
     machines = {str(run["machine"]) for run in earlier if run.get("machine")}
-    lead = "Runs of different machines are beside each other: compare with care." if len(machines) > 1 else ""
+    lead = "The runs are from different machines, which differ in speed." if len(machines) > 1 else ""
     drawn = Figure(chart, f"Speed-up over {len(runs)} runs", "Bars are intervals; the last run is this one.")
     return Section(lead, [drawn], signs=source.measured)
 
@@ -277,33 +277,47 @@ def times_section(source: ReportSource) -> Section:
 
 def layers_section(source: ReportSource) -> Section:
     if not source.layers:
-        missing = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
-        return Section(missing=missing)
+        return _rounding_section(source)
     charts, tables = [], []
     for file, diff in source.layers:
         chart = drawing.errors_chart(diff)
         if not chart:
             continue
         shown, bad = min(len(diff.layers), drawing.WORST_TENSORS), diff.first_bad
-        first = "None of them diverges."
+        first = "No tensor diverges."
         if bad and bad.tensor:
             node = f", node {bad.node}" if bad.node else ""
-            first = f"The first that diverges is {bad.tensor} ({value_text(bad.operator)}{node})."
+            first = f"First diverging tensor: {bad.tensor} ({value_text(bad.operator)}{node})."
         note = f"The worst {shown} of {len(diff.layers)} compared tensors. {first}"
         charts.append(Figure(chart, f"{diff.artifact} against {diff.reference}", note))
         rows = [
             [
-                Cell(layer.tensor, layer.node), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
+                Cell(layer.module or layer.tensor, layer.tensor if layer.module else layer.node),
+                Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
                 Cell(figure(number(layer.max_abs_error))), Cell(figure(number(layer.max_abs))),
             ]
             for layer in diff.layers[:drawing.WORST_TENSORS]
         ]  # fmt: skip
-        columns = ("tensor", "operator", "SNR", "largest error", "largest value")
+        columns = ("layer", "operator", "SNR", "largest error", "largest value")
         caption = f"{file}: tensors, the worst first."
         tables.append(ReportTable(caption, columns, rows, words=(0, 1), folded=True))
     if not charts:
         return Section(missing="the files of layers hold no tensors")
     return Section(charts=charts, tables=tables)
+
+
+def _rounding_section(source: ReportSource) -> Section:
+    """Return the errors that the calibration's histograms predict for each layer."""
+    summaries = summarize(source.ranges) if source.ranges is not None else []
+    if source.ranges is None or not summaries:
+        return Section(missing="there are neither `layers`, nor layers.json beside the results, nor `ranges`")
+    note = (
+        f"The worst {min(len(summaries), drawing.WORST_TENSORS)} of {len(summaries)} tensors. The histograms "
+        "of the calibration predict the rounding of each layer, without the errors of earlier layers. "
+        "`qcompile diff` with `layers` measures both and writes layers.json, which the report shows."
+    )
+    chart = drawing.rounding_chart(source.ranges, summaries)
+    return Section(charts=[Figure(chart, "Rounding to INT8, by layer", note)])
 
 
 def calibration_section(source: ReportSource) -> Section:
@@ -345,7 +359,9 @@ def failures_section(source: ReportSource) -> Section:
     items = warning_lines(source.results)
     if not rows and not items:
         return Section(missing="every artifact was measured, without warnings")
-    table = ReportTable("Artifacts without numbers.", ("artifact", "status", "reason"), rows, words=(0, 1, 2))
+    table = ReportTable(
+        "Artifacts without measurements.", ("artifact", "status", "reason"), rows, words=(0, 1, 2)
+    )
     return Section(tables=[table] if rows else [], blocks=blocks, items=items)
 
 
@@ -353,10 +369,10 @@ def environment_section(source: ReportSource) -> Section:
     environment = source.results.environment
     noise = environment.get("noise")
     if isinstance(noise, Mapping):
-        lead = "The run was quiet." if not noise.get("noisy") else "The run was noisy:"
+        lead = "The machine was quiet." if not noise.get("noisy") else "The machine was noisy:"
         items = [str(reason) for reason in noise.get("reasons") or ()]
     else:
-        lead, items = "Whether the run was quiet was not recorded.", []
+        lead, items = "The results do not record noise.", []
     fixed = {k: value for k, value in environment.items() if k not in _STATE_KEYS and value not in _EMPTY}
     states = {key: _flat(environment.get(key) or {}) for key in ("before", "after")}
     tables = _values("The machine and the versions.", value=fixed)

@@ -148,6 +148,15 @@ def read_source(
     )
 
 
+def compared_layers(source: ReportSource, folder: Path) -> list[tuple[str, LayerDiff]]:
+    """Return name and content of each `layers*.json` in a folder that compares an artifact of the report."""
+    from ..diff.layers.outcome import load_layers
+
+    files = {path.name: load_layers(path) for path in sorted(folder.glob("layers*.json"))}
+    artifacts = {Path(subject.row.artifact).name for subject in source.subjects}
+    return [(name, diff) for name, diff in files.items() if Path(diff.artifact).name in artifacts]
+
+
 def family_of(precision: str) -> Family:
     name = precision.lower()
     family = next((family for family, names in _PRECISIONS.items() if name in names), None)

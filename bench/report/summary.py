@@ -77,10 +77,10 @@ def summarize(source: ReportSource) -> Summary:
         return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
     measured = source.measured
     if not measured:
-        return Summary(None, "Nothing was measured.", caveats=_caveats(source, None))
+        return Summary(None, "No artifact was measured.", caveats=_caveats(source, None))
     base = source.baseline
     if base not in measured:
-        headline = "The baseline was not measured: there is nothing to compare the others with."
+        headline = "The baseline was not measured, so no artifact can be compared."
         return Summary(None, headline, caveats=_caveats(source, None))
     allowed = [subject for subject in measured if why_not(subject, source.budget) is None]
     if not allowed:
@@ -131,7 +131,7 @@ def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
     latency_ms = row.latency.median_ms if row.latency else None
     size_mb = row.size_bytes / _BYTES_PER_MB if row.size_bytes is not None else None
     limits = (
-        ("size", "MB", size_mb, budget.max_size_mb, "it has no file whose size is known"),
+        ("size", "MB", size_mb, budget.max_size_mb, "its size is unknown"),
         ("latency", "ms", latency_ms, budget.max_latency_ms, "its latency was not measured"),
     )
     return tuple(
@@ -180,13 +180,13 @@ def _speed(subject: ReportedArtifact) -> float:
 
 def _headline(source: ReportSource, recommended: ReportedArtifact, measured: int) -> str:
     if measured == 1:
-        return "Only this artifact was measured: there is nothing to compare it with."
+        return "Only one artifact was measured, so there is no comparison."
     if recommended is source.baseline and not any(subject.verdict for subject in source.measured):
-        return "It is the baseline; too few rounds were measured for a comparison."
+        return "Too few rounds were measured to compare the baseline with the other artifacts."
     budget = source.budget.max_drop
     if recommended is source.baseline:
         limit = "without losing accuracy" if budget is None else f"within the budget of {_budget(source)}"
-        return f"No other artifact is surely faster {limit}."
+        return f"No other artifact is significantly faster {limit}."
     if source.budget.limits.keys() - {"max_drop"}:
         return "The fastest artifact within the budget."
     if recommended.drop is not None and budget is not None:
@@ -255,14 +255,14 @@ def _reasons(
         names = join_names([s.label for s in unclear])
         sentences.append(f"The measurement does not separate its speed from that of {names}: measure longer.")
     elif count > 2 and not equals:
-        kind = "" if len(allowed) == count else f" of the {len(allowed)} that kept their accuracy"
+        kind = "" if len(allowed) == count else f" of the {len(allowed)} without a loss of accuracy"
         sentences.append(f"Faster than every other{kind}.")
     accuracy = recommended.row.accuracy
     if accuracy is not None and accuracy.statement:
         sentences.append(f"Drop of {accuracy.metric}: {accuracy.statement}.")
     if accuracy is not None and accuracy.agreement is not None:
         least = f" (at least {low:.2%})" if (low := accuracy.agreement_low) is not None else ""
-        text = f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples{least}."
+        text = f"Its prediction equals the baseline's for {accuracy.agreement:.2%} of the samples{least}."
         sentences.append(text)
     return sentences
 

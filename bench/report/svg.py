@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -215,7 +215,7 @@ def labels(
     return "".join(parts)
 
 
-def picture(panels: Sequence[tuple[Box, str]], size: Point) -> str:
+def picture(panels: Sequence[tuple[Box, str]], size: Point, *, colours: Mapping[str, str] = COLOURS) -> str:
     """Return an SVG file of drawings, each in a rectangle (x, y, width, height) in pixels."""
     parts = [
         f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" overflow="visible">{drawing}</svg>'
@@ -226,7 +226,7 @@ def picture(panels: Sequence[tuple[Box, str]], size: Point) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif">'
         f'<rect width="100%" height="100%" {_style(fill="surface")}/>{"".join(parts)}</svg>\n'
     )
-    return re.sub(r"var\(--(\w+)\)", lambda match: COLOURS[match[1]], whole)
+    return re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], whole)
 
 
 def _style(**values: object) -> str:

@@ -43,6 +43,7 @@ class Layer(Struct, frozen=True):
     Attributes:
         tensor: Its name in the reference.
         artifact_tensor: Its name in the artifact.
+        module: Module of PyTorch that computes it; "" if unknown.
         operator, node: Its producer in the artifact.
         snr_db: Signal-to-noise ratio; `inf` if equal, `-inf` if an error is infinite.
         drop_db: Difference to the lowest ratio upstream, see `search`.
@@ -61,6 +62,7 @@ class Layer(Struct, frozen=True):
     max_abs: float = math.inf
     elements: Whole = 0
     state: State = "equal"
+    module: str = ""
 
     def __post_init__(self) -> None:
         force_setattr(self, "state", state_of(self.snr_db))

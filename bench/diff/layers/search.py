@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ....model.graph.module_names import module_names
 from ....model.outputs.judgement import ErrorSums
 from .outcome import (
     CAP_DB,
@@ -150,6 +151,8 @@ class LayerSearch:
         self.threshold_db = THRESHOLD_DB[precision] if threshold_db is None else threshold_db
         cap_db = max(CAP_DB[precision], self.threshold_db + 10.0)
         self.search = Search([pair.upstream for pair in self.pairs], cap_db=cap_db)
+        assert runs.reference.weightless is not None, "the reference is an ONNX file"
+        self.modules = module_names(runs.reference.weightless.model)
         self.errors: dict[int, ErrorSums] = {}
         self.outputs: dict[str, ErrorSums] = {}
         self.limit = 3 + int(math.log2(runs.artifact.layers)) - keep
@@ -289,6 +292,7 @@ class LayerSearch:
             max_abs_error=sums.max_abs_error,
             max_abs=sums.max_abs,
             elements=sums.elements,
+            module=self.modules.get(pair.reference, ""),
         )
 
     def _warnings(self, casts: dict[str, str]) -> list[str]:

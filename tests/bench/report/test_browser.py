@@ -3,137 +3,15 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import fcntl
-import json
-import os
-import select
-import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Page, installed_browser
 from report_results import layers_json, nothing_json, results_json, write
 
 from qcompile.bench.report import write_report
-
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_TIMEOUT_S = 60.0
-_COMPLAINTS = {
-    "Runtime.consoleAPICalled": lambda event: f"console: {event['type']}: {event['args']}",
-    "Runtime.exceptionThrown": lambda event: f"exception: {event['exceptionDetails']}",
-    "Log.entryAdded": lambda event: f"log: {event['entry']['text']}",
-    "Audits.issueAdded": lambda event: f"issue: {event['issue']}",
-}
-
-
-class Page:
-    """One open page.
-
-    Attributes:
-        complaints: What the console and the engine reported: errors, warnings, exceptions, refused loads.
-        requests: Addresses that were asked for, the page's own first.
-    """
-
-    def __init__(self, command: int, answer: int) -> None:
-        self._command, self._answer = command, answer
-        self._number, self._rest, self._session = 0, b"", ""
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
-            self.send(f"{domain}.enable")
-
-    def show(self, path: Path, *, width: int, height: int, dark: bool = False) -> None:
-        """Open a file as a screen of that size in CSS pixels."""
-        self.complaints, self.requests = [], []
-        self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
-        )  # fmt: skip
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", media="screen", features=[scheme])
-        self.send("Page.navigate", url=path.resolve().as_uri())
-        end = time.monotonic() + _TIMEOUT_S
-        while self.run("document.readyState") != "complete":
-            assert time.monotonic() < end, "the page does not finish to load"
-            time.sleep(0.02)
-
-    def run(self, expression: str) -> Any:
-        """Evaluate JavaScript in the page; the value must be JSON. A page's policy does not hold here."""
-        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        data = json.dumps(message).encode() + b"\0"
-        while data:
-            data = data[os.write(self._command, data) :]
-        while True:
-            event = self._next()
-            if event.get("id") == self._number:
-                assert "error" not in event, f"{method}: {event['error']}"
-                result: dict[str, Any] = event["result"]
-                return result
-            if event["method"] == "Network.requestWillBeSent":
-                self.requests.append(event["params"]["request"]["url"])
-            elif complaint := _COMPLAINTS.get(event["method"]):
-                self.complaints.append(complaint(event["params"]))
-
-    def _next(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._answer], [], [], _TIMEOUT_S)
-            assert ready, "the browser does not answer"
-            part = os.read(self._answer, 1 << 20)
-            assert part, "the browser ended"
-            self._rest += part
-        text, _, self._rest = self._rest.partition(b"\0")
-        event: dict[str, Any] = json.loads(text)
-        return event
-
-
-@contextlib.contextmanager
-def open_browser(chromium: str, profile: Path) -> Iterator[Page]:
-    """Start a browser with an empty profile in a folder; it ends with the block."""
-    commands, answers = os.pipe(), os.pipe()
-    words = [
-        chromium, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--disable-gpu",
-        "--no-first-run", "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars",
-        "--force-color-profile=srgb",
-        *(["--no-sandbox"] if os.geteuid() == 0 else []), "about:blank",
-    ]  # fmt: skip
-    log = profile.with_name(f"{profile.name}.log").open("wb")
-
-    def descriptors() -> None:
-        # Out of the way first: one of the pipes may itself be 3 or 4.
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (commands[0], answers[1])]
-        for number, end in zip((3, 4), ends, strict=True):
-            os.dup2(end, number)
-
-    process = subprocess.Popen(words, preexec_fn=descriptors, close_fds=False, stdout=log, stderr=log)
-    os.close(commands[0])
-    os.close(answers[1])
-    try:
-        yield Page(commands[1], answers[0])
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for end in (commands[1], answers[0]):
-            os.close(end)
-        log.close()
-
 
 SCREENS = {"phone": (360, 780), "desktop": (1280, 900)}
 A4_BETWEEN_MARGINS = 680  # 180 mm in CSS pixels
@@ -226,12 +104,7 @@ PALE = """
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    chromium = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    if chromium is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI has no Chromium: apt-get install chromium")
-        pytest.skip("no Chromium here: apt-get install chromium")
-    with open_browser(chromium, tmp_path_factory.mktemp("browser") / "profile") as page:
+    with installed_browser(tmp_path_factory.mktemp("browser") / "profile") as page:
         yield page
 
 
@@ -312,6 +185,39 @@ def test_the_page_forbids_itself_to_load_or_run_anything(
     browser.show(smuggled, width=800, height=600)
     assert browser.run("document.title") != "ran"
     assert any("Content Security Policy" in complaint for complaint in browser.complaints)
+
+
+ORDER = """
+[...document.querySelectorAll('#results table:not(.values)')[0].tBodies[0].rows].map(row => [
+  row.querySelector('.who').title, row.cells[COLUMN].firstChild?.data?.trim() ?? ''])
+"""
+
+
+@pytest.mark.parametrize("title", ["latency, ms", "size", "method"])
+def test_a_click_on_a_title_sorts_the_table(browser: Page, reports: dict[str, Path], title: str) -> None:
+    browser.show(reports["full"], width=1280, height=900)
+    titles = browser.run("[...document.querySelector('#results table').rows[0].cells].map(c => c.innerText)")
+    column = titles.index(title)
+    order = ORDER.replace("COLUMN", str(column))
+    before = browser.run(order)
+
+    def value(row: list[str]) -> Any:
+        number, _, unit = row[1].partition(" ")
+        return float(number) * {"": 1, "kB": 1e3, "MB": 1e6}[unit]
+
+    def key(row: list[str]) -> Any:
+        return row[0] if title == "method" else value(row)
+
+    shown = [row for row in before if title == "method" or row[1] != "–"]
+    missing = [row for row in before if row not in shown]
+    button = f"document.querySelector('#results table').rows[0].cells[{column}]"
+    for sort, is_reverse in (("ascending", False), ("descending", True)):
+        browser.run(f"{button}.querySelector('button').click()")
+        assert browser.run(f"{button}.getAttribute('aria-sort')") == sort
+        after = browser.run(order)
+        assert list(map(key, after[: len(shown)])) == sorted(map(key, shown), reverse=is_reverse)
+        assert after[len(shown) :] == missing
+    assert browser.complaints == []
 
 
 def test_a_text_behind_a_point_is_its_tip(browser: Page, reports: dict[str, Path]) -> None:

@@ -64,7 +64,7 @@ VINO_INT8 = artifact("vino", 8, precision="int8", engine="openvino")
         ),
         pytest.param(
             [BASE, artifact("same", 10.01), artifact("slow", 14)],
-            {}, "base", ["No other artifact is surely faster"], id="nothing is surely faster",
+            {}, "base", ["No other artifact is significantly faster"], id="nothing is significantly faster",
         ),
         pytest.param(
             [TORCH, artifact("fp32", 5), INT8, VINO_INT8],
@@ -82,10 +82,11 @@ VINO_INT8 = artifact("vino", 8, precision="int8", engine="openvino")
         ),
         pytest.param(
             [SCORED_BASE, scored("few", 2, 1.0, -2.0, 4.0)],
-            {}, "few", ["may be as large as 4.00 points: 500 samples"], id="an interval that reaches far",
+            {}, "few", ["may be as large as 4.00 points: more than 500 samples"],
+            id="an interval that reaches far",
         ),
-        pytest.param([artifact("only", 10)], {}, "only", ["nothing to compare it with"], id="only one"),
-        pytest.param([unmeasured("a", "not run")], {}, None, ["Nothing was measured."], id="nothing"),
+        pytest.param([artifact("only", 10)], {}, "only", ["so there is no comparison"], id="only one"),
+        pytest.param([unmeasured("a", "not run")], {}, None, ["No artifact was measured."], id="nothing"),
         pytest.param(
             [unmeasured("a", "failed"), artifact("b", 2)],
             {}, None, ["The baseline was not measured"], id="no baseline",
@@ -171,7 +172,7 @@ def test_too_few_rounds_are_no_comparison(tmp_path: Path) -> None:
         entry["speedup"] = None
     found = summarize(read_source(write(tmp_path / "r.json", value)))
     assert found.recommended.is_baseline
-    assert "too few rounds were measured" in found.headline
+    assert "Too few rounds were measured" in found.headline
 
 
 def test_a_comparison_needs_rounds_that_pair_up(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ TOO_LARGE, TOO_SLOW = "size 0.500 MB, at most 0.100", "latency 2.00 ms, at most 
         (ROW, {"max_latency_ms": 1.9}, ("latency 2.00 ms, at most 1.90",)),
         (ROW, {"max_size_mb": 0.1, "max_latency_ms": 1}, (TOO_LARGE, TOO_SLOW)),
         (ROW, {"max_drop": 0.0}, ()),  # another rule's
-        (FLOAT, {"max_size_mb": 1}, ("it has no file whose size is known",)),
+        (FLOAT, {"max_size_mb": 1}, ("its size is unknown",)),
         (Row("a", "a.onnx", "onnxruntime"), {"max_latency_ms": 1}, ("its latency was not measured",)),
     ],
 )
@@ -275,5 +276,7 @@ def test_what_keeps_the_budget_without_being_faster_is_not_recommended(tmp_path:
     lossy = scored("lossy", 5, 2.0, 1.0, 3.0, precision="int8")
     said = recommended(tmp_path, scored("slow", 20, 0.0, 0.0, 0.0), lossy, max_drop=0.5)
     assert (said.artifact, said.nearest) == ("", "lossy")
-    assert said.sentence.startswith("No other artifact is surely faster within the budget of 0.50 points; ")
+    assert said.sentence.startswith(
+        "No other artifact is significantly faster within the budget of 0.50 points; "
+    )
     assert "it loses 2.00 points [1.00, 3.00]" in said.sentence
