@@ -2,9 +2,11 @@
 
     graph ─ types of inputs, outputs ─ missing forms ─ opset ─ missing operators ─ known faults ─▶
 
-The engine's capabilities, which depend on its version, select the passes. Graphs rewritten for missing
-operators and known faults are compared with the original in ONNX Runtime, at 80 dB; rewrites that apply only
-to quantized graphs at 30 dB, because a value between two integers may round to either.
+*Missing forms* are operators that can be replaced only at the original opset, such as STFT. The engine's
+capabilities, which depend on its version, select the passes. After a rewrite for missing operators or known
+faults, the outputs are compared in ONNX Runtime with those of the user's model: an SNR of 80 dB is required.
+Rewrites of quantized graphs are compared with the graph before the rewrite, at 30 dB, because a value between
+two integers may round to either.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from ..spec.artifacts import BuildSpec
 
 _FIRST_OPSETS = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
-"""First opset with the type for the operators that need it; parsers that support the type read this opset."""
+"""First opset in which the operators concerned accept the type; parsers with the type read this opset."""
 _FORMS = (stft.PASS, dft.PASS, *tensorrt_forms.PASSES, *scatter_forms.PASSES)
 """STFT comes first, so that the input shapes of DFT nodes are known."""
 
@@ -86,7 +88,7 @@ def _pass_error(item: Pass, graph: Graph, counts: Mapping[str, int], problem: st
 
 
 def find_broken_edge(graph: Graph) -> str:
-    """Describe a tensor that is produced twice, read before it is produced, or never; "" if there is none."""
+    """Describe a tensor that is produced twice or read too early, or an output without a producer; or ""."""
     proto = graph.model.graph
     defined = {"", *graph.stored, *(value.name for value in proto.input)}
     defined |= {tensor.values.name for tensor in proto.sparse_initializer}
@@ -135,7 +137,7 @@ def _opset_pass(spec: BuildSpec, capabilities: Capabilities, needed: str, warnin
 
     def highest(graph: Graph) -> int:
         if not supports_cubic and find_cubic_modes(graph.model):
-            return min(limit, MODES_RENAMED - 1)  # every parser knows "bicubic", not "cubic"
+            return min(limit, MODES_RENAMED - 1)  # every parser knows "bicubic"; this one lacks "cubic"
         return limit
 
     def change(graph: Graph) -> list[str]:
@@ -190,7 +192,7 @@ def _cure_faults(graph: Graph, names: Sequence[str]) -> Sequence[str]:
 
 
 def active_faults(spec: BuildSpec, capabilities: Capabilities) -> list[KnownFault]:
-    """Return the known faults that affect the build's precision and profiles and are not ignored."""
+    """Return the known faults that occur at the build's precision and number of profiles, if not ignored."""
     ignored = spec.tensorrt.ignore_faults
     computed = {spec.precision, spec.floats if spec.precision == "int8" else spec.precision}
     return [

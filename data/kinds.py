@@ -1,4 +1,4 @@
-"""Detect the kind of DATA from the files at its path, open it, and list the files that reading it opens."""
+"""Detect the kind of a DATA argument from the files at its path, open the data, and list its files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _EXAMINED = 10_000
 
 
 def find_kind(spelling: Spelling) -> str:
-    """Return the kind of the data at a spelling's path; raise InvalidOption unless one kind matches."""
+    """Return the kind of the data at the path of a spelling, the parsed DATA argument KIND:PATH?KEY=VALUE.
+
+    Raises InvalidOption unless exactly one kind matches.
+    """
     path = Path(spelling.path)
     with translating_read_errors(path):
         is_folder = path.is_dir()

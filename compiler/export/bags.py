@@ -8,10 +8,10 @@ index matrix [bags, length], the equivalent is
 
 If offsets [bags] give the start of each bag in the indices [n], the row at place p belongs to bag
 
-    bag[p] = ReduceSum over b of (offsets[b] <= p) - 1
+    bag[p] = (ReduceSum over b of (offsets[b] <= p)) - 1
 
-and a scatter to bag[p] computes the sum or the maximum. Of several bags with the same start, all but the last
-are empty; the result of an empty bag is 0.
+and a scatter to bag[p] computes the sum, which a count divides for the mean, or the maximum. Of several bags
+with the same start, all but the last are empty; the result of an empty bag is 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def embedding_bag_form(functional: Any) -> Any:
         input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
         sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None,
     ):  # fmt: skip
-        if max_norm is not None or (input.dim() == 2 and offsets is not None):  # the second raises
+        if max_norm is not None or (input.dim() == 2 and offsets is not None):  # offsets: an error
             return original(
                 input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
                 per_sample_weights, include_last_offset, padding_idx,

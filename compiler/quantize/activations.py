@@ -1,4 +1,5 @@
-"""Run a float model sample by sample; collect channel extremes, a subset of rows, or complete tensors."""
+"""Run a float or Q/DQ model sample by sample; collect channel extremes, a subset of rows, or complete
+tensors."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ def observe_rows(
 ) -> dict[str, ChannelRows]:
     """Run the samples; return the channel extremes and a subset of the rows of each tensor.
 
-    Memory holds the tensors of one sample, and of each tensor up to `_ROWS_OF_SAMPLE` evenly spaced rows of
-    each sample, until there are `_KEPT_ROWS`. `axes` maps each tensor to its channel axis.
+    Each sample adds up to `_ROWS_OF_SAMPLE` evenly spaced rows of a tensor, until the tensor has
+    `_KEPT_ROWS`. Memory holds these rows and the tensors of one sample. `axes` maps each tensor to its
+    channel axis.
     """
     rows_of: dict[str, ChannelRows] = {}
     for arrays in run_samples(model, sorted(axes), data, limit):
@@ -97,7 +99,7 @@ def run_samples(
     computed = [name for name in tensors if name not in inputs]
     done, total = 0, data.total
     total = limit if total is None or (limit is not None and limit < total) else total
-    max_samples = limit or data.limit  # not `data.total`, unknown for functions
+    max_samples = limit or data.limit  # `data.total` is None for data of a function
     skips_layouts = max_samples and max_samples <= _FEW_FOR_LAYOUTS and runs_without_layouts(model)
     options = session_options(integers=integers, layouts=not skips_layouts)
     if max_samples and max_samples <= _FEW_FOR_PACKING:

@@ -84,7 +84,7 @@ class StageJob:
 class Needs:
     """Required and preferred resources of a worker, by their names in `pipeline.cluster.resources`.
 
-    `gpu` means a GPU of any kind; `as_measured` prefers the processor of the machine that measures.
+    `gpu` means a GPU of any kind; `as_measured` prefers workers with the CPU model of the measurement.
     """
 
     required: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class FinishedStage:
-    """A finished stage and its file; `where` is the worker that ran it, `was_done` if an earlier run did."""
+    """A finished stage and its file. `where` is the worker that ran it; `was_done`: in an earlier run."""
 
     file: StageFile
     was_done: bool
@@ -120,7 +120,7 @@ class Executor(Protocol):
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
     ) -> FinishedStage | None:
-        """Run a stage unless it is finished, and publish its files; None if there is nothing to do."""
+        """Run a stage unless it is finished, and publish its files; None if the stage does not apply."""
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
         """Return whether an earlier run finished a stage, so that `do` would run nothing."""
@@ -152,7 +152,8 @@ class Rule:
 
     `seconds` takes the weights in MB, seconds per inference, the workload and the artifact. The time is
     unknown if the stage `runs_model` and the multiply-adds are unknown. Memory is `memory_mb` plus `copies`
-    of the weights, per row if `of_rows`. A stage that `writes_weights` writes them in its precision.
+    times the weights; with `of_rows`, this for each measured artifact. Disk space is the size of the weights
+    in the artifact's precision, if the stage `writes_weights`.
     """
 
     seconds: Callable[[float, float, Workload, ArtifactSection | None], float]
@@ -176,10 +177,10 @@ class StageKind:
         key: Everything that the result depends on: digests, options and versions.
         work: Function that writes `StageJob.path`; `file` returns its name.
         rule: Estimate of time, memory and disk space; None for a kind that `--dry-run` never shows.
-        is_in: Whether a recipe has the stage, for an artifact name; False for trials of `tune`.
-        applies: Whether there is work for this machine's runtime; False if the graph is not changed.
+        is_in: Whether a recipe has the stage for the named artifact; False for kinds that only `tune` uses.
+        applies: Whether the stage would change the graph with this machine's runtime; else it is skipped.
         replaced: File that the recipe names in place of the stage.
-        parts: Stages that share the work, or the stage itself; the last argument returns whether all is done.
+        parts: Stages that share the work, or the stage itself; the last argument: is the whole stage done?
         per_artifact: Each artifact has a stage of this kind.
         ends_run: A failure ends the run; otherwise only the artifacts that need its file fail.
         optional: The run continues if the stage's runtime or library is missing.
@@ -209,13 +210,13 @@ class StageKind:
 
 
 ANY = ""
-"""Any kind of machine; other kinds are compute capabilities, such as "sm90" of machines with that GPU."""
+"""Any kind of machine. The others are `PROCESSOR`, and compute capabilities: "sm90" has that GPU."""
 PROCESSOR = "cpu"
-"""Kind of machine for the measurement without a GPU, if others measure with one."""
+"""Kind of the part of a measurement that needs no GPU, if it is split and other parts need one."""
 
 
 def expand_cluster_artifacts(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
-    """Return the recipe with an artifact NAME-KIND for each kind of GPU, in place of NAME for `CLUSTER`."""
+    """Replace each artifact NAME with `gpus` `CLUSTER` by an artifact NAME-KIND for each kind of GPU."""
     clustered = [artifact for artifact in recipe.artifact if artifact.gpus == (CLUSTER,)]
     if not clustered:
         return recipe
@@ -244,7 +245,7 @@ def expand_cluster_artifacts(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
 
 
 def find_artifact(recipe: Recipe, name: str) -> ArtifactSection:
-    """Return the artifact of this name; for NAME-sm86, also NAME with `CLUSTER`, set to this kind of GPU.
+    """Return the artifact of this name; without NAME-sm86, the `CLUSTER` artifact NAME for sm86.
 
     A worker can therefore read the recipe as written, whatever GPUs the cluster has.
     """
@@ -266,7 +267,7 @@ def built_on(artifact: ArtifactSection) -> str:
 def group_by_machine(
     recipe: Recipe, built_for: Mapping[str, Sequence[str]], kinds: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return kind of machine to the artifacts that are measured there, beside the baseline.
+    """Map each kind of machine to the artifacts that are measured there, without the baseline.
 
     An engine goes to each of `kinds` (the cluster's GPUs) that it was built for. The other artifacts go
     together to any machine, or to one with the first kind if `bench.devices` names a GPU. An engine without
