@@ -262,7 +262,7 @@ class _Files(_Stored):
 
         def load(number: int) -> Batch:
             file = files[number]
-            arrays = load_arrays(file)
+            arrays = _by_position(load_arrays(file), inputs)
             labels = take_labels(arrays, inputs, str(file))
             arrays = _key_by_input(file, arrays, inputs)
             feeds = {  # a file holds a batch, or one sample without the first axis

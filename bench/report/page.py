@@ -72,7 +72,7 @@ def render(source: ReportSource, *, name: str) -> str:
     """Return the page; `name` is the file name of the results."""
     summary = summarize(source)
     all_sections = sections(source, summary.recommended)
-    script = _file_text("sort.js")
+    script = file_text("sort.js")
     used_families = {subject.family for subject in source.subjects}
     return template("page.html").render(
         summary=summary,
@@ -84,7 +84,7 @@ def render(source: ReportSource, *, name: str) -> str:
         results=name,
         created=str(source.results.created),
         version=__version__,
-        style=_file_text("style.css"),
+        style=file_text("style.css"),
         script=script,
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
     )
@@ -137,7 +137,7 @@ def _prose(text: object) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _file_text(name: str) -> str:
+def file_text(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 

@@ -100,7 +100,7 @@ def test_without_extras_the_wheel_alone_is_imported_and_reads_its_files(
         "from qcompile.pipeline.propose.init import SCHEMA as recipe\n"
         "from qcompile.bench.results.results import SCHEMA as results\n"
         "from qcompile.bench.report import page\n"
-        "recipe.read_bytes(), results.read_bytes(), page.style()\n"
+        "recipe.read_bytes(), results.read_bytes(), page.file_text('style.css')\n"
     )
     said = run([required_only / "python", "-P", "-c", f"{opened}\n{WHERE}"], tmp_path)
     assert all(path.startswith(str(required_only.parent)) for path in said.split())

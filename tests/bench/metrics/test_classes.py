@@ -143,7 +143,7 @@ def test_a_name_that_is_no_class_of_the_model_is_refused() -> None:
     message = "data: label 'bird'; an index, or one of the model's 2 classes, as 'cat', is required"
     for name in ("top1", "auto"):
         with pytest.raises(DataError, match=message):
-            read_metric(name, inputs=model).resolved(outputs, truth).score(outputs, outputs, truth)
+            read_metric(name, inputs=model).resolve(outputs, truth).score(outputs, outputs, truth)
 
 
 @pytest.mark.parametrize(
