@@ -119,12 +119,6 @@ class Histogram:
         self.counts += _merge_bins(other.counts, self.exponent - other.exponent)
         self.min, self.max = min(self.min, other.min), max(self.max, other.max)
 
-    def quantiles(self, count: int = 1024) -> NDArray[np.float32]:
-        """Return `count` values, each from the middle of an equal share of the counted values, ascending."""
-        shares = (np.arange(count) + 0.5) * (self.total / count)
-        bins = np.searchsorted(np.cumsum(self.counts), shares)
-        return ((bins - BINS + 0.5) * self.width).clip(self.min, self.max).astype(np.float32)
-
     def magnitudes(self) -> NDArray[np.int64]:
         """Return counts of absolute values, int64 [BINS]: bin `i` is `[i, i + 1) * width`."""
         folded: NDArray[np.int64] = self.counts[BINS:] + self.counts[BINS - 1 :: -1]

@@ -106,9 +106,7 @@ class Judge:
         request = self._request
         run = OnnxReference(self._float)
         if request.spec.data is None:
-            histograms = request.ranges.histograms if request.ranges else {}
-            pools = {name: counted.quantiles() for name, counted in histograms.items() if counted.total}
-            feeds, outputs = run_on(request.model, None, run, pools=pools)
+            feeds, outputs = run_on(request.model, None, run)
             all_feeds, batches = [feeds], [outputs]
         else:
             spread = request.samples(None).spread(JUDGED_ON, behind=_LEARNT_FROM)

@@ -27,7 +27,14 @@ from numpy.typing import NDArray
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
 from ...spec.tensors import Dim, Feeds, TensorInfo, format_shape, named_extents
 from .. import onnx
-from ..graph.graph import attribute, consumers, infer_shapes, model_io, stored_tensors, tensor_values
+from ..graph.graph import (
+    attribute,
+    consumers,
+    infer_shapes,
+    model_io,
+    stored_tensors,
+    tensor_values,
+)
 from ..graph.input_notes import read_notes
 
 Kind = Literal["index", "mask", "position", "boxes", "length", "image", "normal"]
@@ -64,14 +71,12 @@ class Domain:
             the dynamic axis of this name.
         excluded: Indices that are never drawn, e.g. of padding and of the end of a text.
         seen: Arrays of real samples; values are drawn from them, or from their range.
-        pool: Values to draw floats from; neighbours are equal, as they are alike in images and sounds.
     """
 
     kind: Kind = "normal"
     bounds: tuple[Dim, ...] = ()
     excluded: tuple[int, ...] = ()
     seen: tuple[NDArray[Any], ...] = field(default=(), compare=False)
-    pool: NDArray[Any] | None = field(default=None, compare=False)
 
 
 def read_domains(model: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> dict[str, Domain]:
@@ -199,7 +204,6 @@ _IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
 _BATCH = re.compile(r"(?i)b|n|bs|(.*_)?batch(_size)?")
 LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
-_BLOCK = 4  # neighbours with the same value
 _PADDED = 4  # 1/4 of a row of a mask is padding
 _WAYS_OUT = (
     "give real samples with `data`, or export with extents that suit: `inputs` 'x:[batch,3,height=64,...]'"
@@ -250,13 +254,12 @@ def run_on(
     run: Callable[[Feeds], Result],
     *,
     inputs: Sequence[TensorInfo] | None = None,
-    pools: Mapping[str, NDArray[Any]] | None = None,
 ) -> tuple[Feeds, Result]:
     """Run a model on a real sample, or else on random input; return the input and the result.
 
-    `inputs` are the inputs of `run` if they differ from the graph's; `pools` hold values to draw floats from.
+    `inputs` are the inputs of `run` if they differ from the graph's.
     """
-    return RandomInput(model, inputs, pools=pools).run(run) if sample is None else (sample, run(sample))
+    return RandomInput(model, inputs).run(run) if sample is None else (sample, run(sample))
 
 
 class RandomInput:
@@ -270,11 +273,9 @@ class RandomInput:
         model: onnx.ModelProto,
         inputs: Sequence[TensorInfo] | None = None,
         samples: Sequence[Feeds] = (),
-        pools: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         self.inputs = model_io(model).inputs if inputs is None else tuple(inputs)
-        domains = read_domains(model, samples).items()
-        self._domains = {name: replace(domain, pool=(pools or {}).get(name)) for name, domain in domains}
+        self._domains = read_domains(model, samples)
         self._notes = read_notes(model)
         self._guess = 0
 
@@ -405,19 +406,8 @@ def _values(
     if domain.kind == "image":
         return generator.integers(0, 256, shape)
     if "float" in tensor.dtype:
-        pool = domain.pool
-        return generator.standard_normal(shape) if pool is None else _blocks(pool, shape, generator)
+        return generator.standard_normal(shape)
     return generator.integers(0, 2, shape)
-
-
-def _blocks(pool: NDArray[Any], shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
-    """Return values of a pool, in blocks of equal values along long axes behind the batch."""
-    if len(shape) < 3:
-        return np.asarray(pool[generator.integers(0, len(pool), shape)])
-    blocks = [_BLOCK if axis and extent >= 2 * _BLOCK else 1 for axis, extent in enumerate(shape)]
-    places = [np.arange(extent) // block for extent, block in zip(shape, blocks, strict=True)]
-    extents = [-(-extent // block) for extent, block in zip(shape, blocks, strict=True)]
-    return np.asarray(pool[generator.integers(0, len(pool), extents)][np.ix_(*places)])
 
 
 def _values_like(domain: Domain, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:

@@ -206,13 +206,3 @@ def test_the_spike_of_a_relu_at_zero_does_not_decide() -> None:
     values = draw("relu", 20_000)
     more_zeros = np.append(values, np.zeros(500_000, np.float32))
     assert amax_entropy(histogram(values)) == amax_entropy(histogram(more_zeros))
-
-
-def test_quantiles_are_those_of_the_values_up_to_a_bin() -> None:
-    values = (np.random.default_rng(0).standard_normal(9999) ** 3).astype(np.float32)
-    histogram = Histogram()
-    histogram.add(values)
-    quantiles = histogram.quantiles(99)
-    expected = np.quantile(values, (np.arange(99) + 0.5) / 99, method="inverted_cdf")
-    assert np.abs(quantiles - expected).max() < 2 * histogram.width
-    assert values.min() <= quantiles.min() <= quantiles.max() <= values.max()

@@ -361,14 +361,3 @@ def test_the_zeros_are_those_of_the_padded_model(precision: str, k: int, n: int,
     zeros = 0.0 if said == "fits" else float(said.rpartition(", ")[2].removesuffix("% zeros"))
     assert zeros == pytest.approx(100 * (1 - before / after), abs=0.051)
     assert (said == "fits") == (before == after)
-
-
-def test_floats_come_from_a_pool_with_equal_neighbours() -> None:
-    inputs = [TensorInfo("x", "float32", ("n", 3, 9, 8)), TensorInfo("v", "float32", ("n", 9))]
-    pool = np.array([5.0, 6.0, 7.0])
-    feeds = random_feeds(inputs, extent=2, domains={name: Domain(pool=pool) for name in "xv"})
-    assert feeds["x"].shape == (2, 3, 9, 8)
-    assert {*feeds["x"].flat} == {*feeds["v"].flat} == {*pool}
-    blocks = feeds["x"][:, :, :8].reshape(2, 3, 2, 4, 2, 4)
-    assert (blocks == blocks[:, :, :, :1, :, :1]).all()
-    assert random_feeds(inputs[:1], extent=0, domains={"x": Domain(pool=pool)})["x"].size == 0
