@@ -367,7 +367,8 @@ def test_samples_that_are_spread_lie_evenly_over_all_of_an_array(
     assert len(numbers) == spread.samples == taken
     part = (count - first) / taken
     assert all(first + n * part - 1 <= number < first + (n + 1) * part for n, number in enumerate(numbers))
-    assert str(spread) == (f"{taken} samples" if taken == count else f"{taken} of {count} samples, spread")
+    unit = "sample" if count == 1 else "samples"
+    assert str(spread) == (f"{taken} {unit}" if taken == count else f"{taken} of {count} {unit}, spread")
 
 
 def test_samples_of_a_function_are_spread_in_one_pass_without_keeping_the_rest(script: Script) -> None:
