@@ -18,7 +18,7 @@ WRONG = {
     "bench m.onnx --baseline m.onnx --threads -1": ("--threads -1: at least 0 is required", ""),
     "bench m.onnx": ("--baseline is missing", "qcompile bench --help lists the options"),
     "build": ("MODEL is missing", "qcompile build --help lists the options"),
-    "run": ("recipe recipe.toml does not exist", "name a recipe, or write one by `qcompile init`"),
+    "run": ("recipe recipe.toml does not exist", ""),
     "run a b": ("got unexpected extra argument (b)", "qcompile run --help lists the options"),
     "inspect m.onnx --untrusted --time-limit-s abc": ("--time-limit-s: 'abc' is not a valid float", ""),
     "doctor -v -q": ("-v and -q exclude each other", ""),
