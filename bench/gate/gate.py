@@ -79,10 +79,9 @@ class GateResult:
     def words(self) -> str:
         failed = sum(self.fails(check) for _, check in self.checks())
         undecided = sum(check.state == "undecided" for _, check in self.checks())
-        count = f"{len(self.pairs)} artifact{'' if len(self.pairs) == 1 else 's'}"
         unclear = f", {undecided} undecided" if undecided else ""
-        verdict = f"failed: {failed} check{'' if failed == 1 else 's'}" if failed else "passed"
-        return f"{verdict}, {count}{unclear}, {self.seconds:.0f} s"
+        verdict = f"failed: {counted(failed, 'check')}" if failed else "passed"
+        return f"{verdict}, {counted(len(self.pairs), 'artifact')}{unclear}, {self.seconds:.0f} s"
 
     def as_json(self) -> dict[str, Any]:
         return {
